@@ -16,8 +16,7 @@ from pathlib import Path
 from loopwright import Callback
 from loopwright.callback import hook_names
 from loopwright.interfaces import adversarial, configured, lifecycle, modular, simple
-from loopwright.interfaces.adversarial.live import Curves
-from loopwright.interfaces.adversarial.scheduling import ScheduledRate
+from loopwright.interfaces.adversarial.images import LiveView
 from loopwright.interfaces.configured.experiment import schema
 from loopwright.interfaces.simple.config import TrainingSettings
 
@@ -82,7 +81,7 @@ EXPLAINED = {
     "Trainer": adversarial.Trainer,
     "Pix2pixTrainer": adversarial.Pix2pixTrainer,
     "LossManager": adversarial.LossManager,
-    "Curves": Curves,
+    "LiveView": LiveView,
     "Schedule": adversarial.Schedule,
     "Scheduler": adversarial.Scheduler,
     "TorchScheduler": adversarial.TorchScheduler,
@@ -145,16 +144,16 @@ def adversarial_settings(*, augmentations: bool) -> str:
     return table(("setting", "of", "type", "default", "meaning"), rows)
 
 
-def own_methods(kind: type) -> str:
+def own_methods(public_name: str, kind: type) -> str:
     """The call that makes one, and the methods that a class itself defines, in the order of the
     source."""
-    own = vars(ScheduledRate) | vars(kind) if kind is adversarial.TorchScheduler else vars(kind)
+    own = vars(kind)
     names = [
         n
         for n, v in own.items()
         if inspect.isfunction(v) and (n[0] != "_" or n in OVERRIDABLE.split())
     ]
-    rows = [(f"`{call(kind.__name__, kind)}`", summary(kind))]
+    rows = [(f"`{call(public_name, kind)}`", summary(kind))]
     rows += [
         (f"`{call(name, getattr(kind, name))}`", summary(getattr(kind, name))) for name in names
     ]
@@ -227,7 +226,7 @@ PAGES: dict[str, dict[str, Part]] = {
         "events": partial(events, adversarial.Pix2pixTrainer, PIX2PIX_HOOKS.split()),
         "settings": partial(adversarial_settings, augmentations=False),
         "augmentations": partial(adversarial_settings, augmentations=True),
-        **{name: partial(own_methods, kind) for name, kind in EXPLAINED.items()},
+        **{name: partial(own_methods, name, kind) for name, kind in EXPLAINED.items()},
     },
 }
 PARTS: dict[tuple[str, str], Part] = {

@@ -96,7 +96,7 @@ def text_of(value: Any) -> str:
 
 def parameters_of(value: Any) -> list[str]:
     """The parameters that a caller passes."""
-    if inspect.isclass(value) and issubclass(value, BaseException):
+    if inspect.isclass(value) and issubclass(value, BaseException | dict):
         return []
     return [name for name in inspect.signature(value).parameters if name != "self"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import loopwright
@@ -16,15 +17,26 @@ CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 WITHOUT = {"ConfigError", "StopTrainingError"}
 
 
+@cache
+def nodes() -> list[tuple[str, ast.ClassDef | ast.Call]]:
+    """The classes and calls of the package, with the files that they are in."""
+    return [
+        (str(path.relative_to(SOURCE)), node)
+        for path in sorted(SOURCE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef | ast.Call)
+    ]
+
+
+def name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
 def error_classes() -> set[str]:
     found = {name for name, kind in vars(errors).items() if is_error(kind)}
-    trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
+    classes = [node for _, node in nodes() if isinstance(node, ast.ClassDef)]
     for _ in range(2):  # subclasses, and theirs
-        for node in (node for tree in trees for node in ast.walk(tree)):
-            if isinstance(node, ast.ClassDef) and found & {
-                ast.unparse(base) for base in node.bases
-            }:
-                found.add(node.name)
+        found |= {node.name for node in classes if found & {name_of(base) for base in node.bases}}
     return found - WITHOUT
 
 
@@ -36,10 +48,9 @@ def first_arguments() -> list[tuple[str, ast.expr | None]]:
     """Where each of our errors is made, and its first argument."""
     classes = error_classes()
     return [
-        (f"{path.relative_to(SOURCE)}:{node.lineno}", node.args[0] if node.args else None)
-        for path in sorted(SOURCE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in classes
+        (f"{path}:{node.lineno}", node.args[0] if node.args else None)
+        for path, node in nodes()
+        if isinstance(node, ast.Call) and name_of(node.func) in classes
     ]
 
 

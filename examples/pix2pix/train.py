@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch
 from photographs import write_pairs
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from loopwright.interfaces.adversarial import Pix2pixTrainer, Tester, load_config
-from loopwright.interfaces.adversarial.live import side_by_side, write_image
+
+GAP = 2  # pixels between the patches of a picture
 
 
 def main() -> None:
@@ -52,7 +54,8 @@ def main() -> None:
     if untrained is not None:
         print(f"                        untrained generator {untrained:.3f}")
     print(f"                        mean image {mean_image_l1(trainer.train_loader, held_out):.3f}")
-    write_image(options.out / "triplets.jpg", triplets(trainer.gen, held_out, trainer.device))
+    picture = triplets(trainer.gen, held_out, trainer.device)
+    picture.save(options.out / "triplets.jpg")
     print(f"Edges, output and photograph of some of them: {options.out / 'triplets.jpg'}")
 
 
@@ -75,23 +78,27 @@ def mean_image_l1(
 
 
 @torch.no_grad()
-def triplets(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], device: str) -> Tensor:
+def triplets(
+    network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], device: str
+) -> Image.Image:
     """Held-out patches, evenly chosen: edges, what the generator makes of them, and the
-    photograph."""
-    dataset, columns, rows = loader.dataset, 4, 6
+    photograph; four triplets in each of six rows, with white between them."""
+    dataset = loader.dataset
+    chosen = torch.linspace(0, len(dataset) - 1, 24).long().tolist()
+    images = []
     was_training = network.training
     network.eval()
-    chosen = torch.linspace(0, len(dataset) - 1, columns * rows).long().tolist()
-    parts = []
     for index in chosen:
         x, y = dataset[index]
-        parts.append([x, network(x.unsqueeze(0).to(device))[0].cpu(), y])
+        images += [x, network(x.unsqueeze(0).to(device))[0].cpu(), y]
     network.train(was_training)
-    lines = [
-        [image for part in parts[row * columns : (row + 1) * columns] for image in part]
-        for row in range(rows)
-    ]
-    return side_by_side(lines, scale=2)
+    size = images[0].shape[-1]
+    picture = Image.new("RGB", (12 * (size + GAP) - GAP, 6 * (size + GAP) - GAP), "white")
+    for number, image in enumerate(images):
+        pixels = image.add(1).mul(127.5).round().byte().permute(1, 2, 0).numpy()
+        row, column = divmod(number, 12)
+        picture.paste(Image.fromarray(pixels), (column * (size + GAP), row * (size + GAP)))
+    return picture.resize((2 * picture.width, 2 * picture.height), Image.Resampling.NEAREST)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from .runtime.modes import evaluating
 from .training import assembly, components, evaluate
 from .training.components import Components
 from .training.media_log import MediaMethods
-from .training.own_steps import refused
+from .training.own_steps import is_paced_by_user, refused
 from .training.program import (
     Changes,
     Compile,
@@ -192,7 +192,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
                 nothing is read from it.
         """
         components.check_class(self, Trainer)
-        check_given(model, optimizer, loss_fn, run_dir=run_dir, seed=seed)
+        check_given(model, optimizer, loss_fn, seed=seed)
         components.check_settings(accumulate, clip_norm, clip_value)
         self._given: dict[str, Any] = {
             "model": model,
@@ -708,7 +708,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         for schedule in self.schedules.values():
-            if schedule.interval == "epoch":
+            if schedule.interval == "epoch" and not is_paced_by_user(self.run, schedule.scheduler):
                 schedule.step(row)
 
     @contextmanager

@@ -112,7 +112,6 @@ def test_every_callback_is_in_the_document():
         lambda: callbacks.GroupedOptimizer(torch.optim.SGD, layer_factor=0),
         lambda: callbacks.LimitBatches(train=0),
         lambda: callbacks.LimitBatches(eval=1.5),
-        lambda: callbacks.ModelSummary(-1),
         lambda: callbacks.OnlineLoss(every_n_updates=0),
         lambda: callbacks.OnlineLoss(every_n_updates=True),
         lambda: callbacks.Rewind(spike=1.0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 
 import numpy as np
 import pytest
@@ -14,77 +13,20 @@ from loopwright.checkpoint import (
     describe_checkpoint,
     diff_checkpoints,
     find_checkpoint,
-    list_checkpoints,
     read_checkpoint,
     read_header,
     save_weights,
-    write_checkpoint,
 )
 from loopwright.checkpoint.compare import compare_trees
-from tests.cli.helpers import cut, flip
+from tests.cli.helpers import flip
 
 NEWEST = "checkpoints/update-00000015"
-
-
-def test_a_run_is_listed_from_old_to_new_with_kept_models_last(finished):
-    found = list_checkpoints(finished / "first")
-    assert [(info.kind, info.meta["update"]) for info in found] == [
-        ("resume", 5),
-        ("resume", 10),
-        ("resume", 15),
-        ("kept", 10),
-        ("kept", 15),
-    ]
-
-
-def test_a_folder_of_checkpoints_and_a_single_one_are_listed_too(finished):
-    folder = finished / "first/checkpoints"
-    assert [info.name for info in list_checkpoints(folder)] == [
-        f"update-{n:08d}" for n in (5, 10, 15)
-    ]
-    assert [info.path for info in list_checkpoints(folder / "update-00000010")] == [
-        folder / "update-00000010"
-    ]
-
-
-def test_a_single_kept_model_is_known_as_one(finished):
-    assert list_checkpoints(finished / "first/kept/update-00000015")[0].kind == "kept"
-
-
-def test_what_was_left_half_written_is_not_listed(own_run):
-    shutil.copytree(own_run / NEWEST, own_run / "checkpoints/.update-00000020.tmp-1-abcdef01")
-    assert [info.name for info in list_checkpoints(own_run) if info.kind == "resume"][
-        -1
-    ] == "update-00000015"
-
-
-def test_a_flipped_bit_is_seen_only_when_hashes_are_compared(own_run):
-    flip(own_run / NEWEST / "state.safetensors")
-    assert all(info.is_sound for info in list_checkpoints(own_run))
-    damaged = [info for info in list_checkpoints(own_run, verify=True) if not info.is_sound]
-    assert [info.path for info in damaged] == [own_run / NEWEST]
-
-
-def test_a_folder_without_checkpoints_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="is neither a run directory nor a checkpoint"):
-        list_checkpoints(tmp_path)
 
 
 def test_of_a_run_the_newest_sound_resume_point_is_found(own_run, caplog):
     flip(own_run / NEWEST / "model.safetensors")
     assert find_checkpoint(own_run) == own_run / "checkpoints/update-00000010"
     assert "update-00000015 is skipped: model.safetensors does not match its hash" in caplog.text
-
-
-def test_of_kept_models_none_is_the_newest(finished):
-    with pytest.raises(CheckpointError, match="name a checkpoint or a kept model instead"):
-        find_checkpoint(finished / "first/kept")
-
-
-def test_a_damaged_checkpoint_that_was_named_is_refused(own_run):
-    cut(own_run / NEWEST / "state.json")
-    with pytest.raises(CheckpointError, match=r"is damaged: state\.json has"):
-        find_checkpoint(own_run / NEWEST)
 
 
 def test_headers_describe_the_tensors_that_are_loaded(finished):
@@ -126,31 +68,6 @@ def test_a_malformed_header_is_refused(tmp_path, data):
     (tmp_path / "w.safetensors").write_bytes(data)
     with pytest.raises(CheckpointError, match=r"w\.safetensors"):
         read_header(tmp_path / "w.safetensors")
-
-
-def test_two_runs_of_one_seed_are_equal_though_they_took_different_times(finished):
-    seconds = {
-        read_checkpoint(finished / name / NEWEST).tree["progress"]["seconds"]
-        for name in ("first", "again")
-    }
-    assert len(seconds) == 2
-    assert diff_checkpoints(finished / "first", finished / "again").is_equal
-
-
-def test_runs_of_two_seeds_first_differ_in_the_first_weight(finished):
-    diff = diff_checkpoints(finished / "first", finished / "other")
-    own, other = (
-        read_checkpoint(finished / name / NEWEST).tree["models"]["model"]["0.weight"]
-        for name in ("first", "other")
-    )
-    assert diff.first_tensor.path == "models/model/0.weight"
-    assert diff.first_tensor.max_abs == (own.double() - other.double()).abs().max().item()
-
-
-def test_metadata_is_compared_too(finished):
-    folder = finished / "first/checkpoints"
-    diff = diff_checkpoints(folder / "update-00000005", folder / "update-00000010")
-    assert {d.path: d.what for d in diff.meta}["update"] == "5 / 10"
 
 
 def test_a_checkpoint_equals_the_file_its_weights_were_exported_to(finished, tmp_path):
@@ -226,22 +143,3 @@ SAME = {
 @pytest.mark.parametrize("value", SAME.values(), ids=SAME.keys())
 def test_what_is_the_same_does_not_differ(value):
     assert compare_trees({"x": value}, {"x": value}) == ()
-
-
-def test_large_tensors_are_compared_block_by_block(monkeypatch):
-    monkeypatch.setattr("loopwright.checkpoint.compare.BLOCK", 7)
-    first, second = torch.zeros(5, 9), torch.zeros(5, 9)
-    second[0, 3], second[4, 8] = 1.0, -2.0
-    (difference,) = compare_trees({"x": first}, {"x": second})
-    assert difference.what == "float32 [5, 9]: 2 of 45 values differ, max abs difference 2"
-
-
-def test_a_mapped_checkpoint_holds_the_same_as_a_copied_one(finished):
-    path = finished / "first" / NEWEST
-    assert compare_trees(read_checkpoint(path, copies=False).tree, read_checkpoint(path).tree) == ()
-
-
-def test_a_manifest_with_absurd_numbers_can_be_listed(tmp_path):
-    write_checkpoint(tmp_path / "checkpoints/a", {}, {"update": 10**400})
-    write_checkpoint(tmp_path / "checkpoints/b", {}, {"update": math.nan})
-    assert [info.name for info in list_checkpoints(tmp_path)] == ["b", "a"]

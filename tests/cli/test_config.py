@@ -61,26 +61,7 @@ def test_schema_describes_the_kinds_that_a_config_names(project: Project, shell:
     assert "cli_project.Net" in json.dumps(schema)
 
 
-def test_schema_without_a_config_goes_to_the_output(shell: Shell):
-    found = shell.json("config", "schema")
-    assert "AdamW" in json.dumps(found)
-
-
-def test_help_of_schema_says_how_to_tell_an_editor(
-    shell: Shell, capsys: pytest.CaptureFixture[str]
-):
-    with pytest.raises(SystemExit):
-        shell("config", "schema", "--help")
-    text = capsys.readouterr().out
-    assert "yaml-language-server: $schema=run.schema.json" in text
-
-
 # validate
-
-
-def test_a_sound_file_has_no_mistakes(project: Project, shell: Shell):
-    assert shell("config", "validate", "run.yaml") == 0
-    assert shell.out == "run.yaml: no mistakes\n"
 
 
 def test_all_mistakes_of_several_files_are_in_one_report(project: Project, shell: Shell):
@@ -98,11 +79,6 @@ def test_all_mistakes_of_several_files_are_in_one_report(project: Project, shell
     assert "nowhere.yaml: 1 mistake" in shell.out
     assert "Traceback" not in shell.out + shell.err
     assert not (project.folder / "runs").exists()
-
-
-def test_overrides_are_checked_with_the_files(project: Project, shell: Shell):
-    assert shell("config", "validate", "run.yaml", "trainer.max_epochs=-1") == 1
-    assert "trainer.max_epochs" in shell.out
 
 
 def test_mistakes_as_json_have_their_places(project: Project, shell: Shell):

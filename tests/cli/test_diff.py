@@ -56,15 +56,6 @@ def test_one_changed_bit_is_found(gallery, tmp_path):
     assert (steps.changes[0].first, steps.changes[0].second) == (value, changed)
 
 
-def test_a_run_that_got_less_far_is_the_same_up_to_there(in_gallery, capsys):
-    train_seed = RunView("runs/killed").manifest["seed"]
-    assert train_seed == RunView("runs/finished").manifest["seed"]
-    assert main(["diff", "finished", "killed"]) == 1
-    printed = capsys.readouterr().out
-    assert "metrics per step: 8 steps identical" in printed
-    assert "the first run ends at step 12, the second at step 8" in printed
-
-
 def test_configs_are_compared_by_their_keys(configured, capsys):
     first, second = sorted(
         find_runs(configured / "runs"), key=lambda path: RunView(path).config["model"]["width"]
@@ -85,18 +76,6 @@ def test_code_differs_if_a_module_of_the_run_does(configured, tmp_path):
     assert [change.key for change in diff.parts["code"]] == ["cli_project.py"]
 
 
-def test_packages_that_are_other_versions_are_listed(configured, tmp_path, capsys):
-    path = find_runs(configured / "runs")[0]
-    copy = Path(shutil.copytree(path, tmp_path / "run"))
-    manifest = json.loads((copy / "run.json").read_text())
-    manifest["packages"] |= {"numpy": "0.1", "extra": "2"}
-    (copy / "run.json").write_text(json.dumps(manifest))
-    assert main(["diff", str(path), str(copy)]) == 1
-    printed = capsys.readouterr().out
-    version = RunView(path).manifest["packages"]["numpy"]
-    assert f"packages: 2 differences\n  numpy: '{version}' -> '0.1'\n  extra: - -> '2'\n" in printed
-
-
 @pytest.mark.parametrize(
     ("options", "code"), [((), 0), (("--strict",), 1), (("--strict", "--ignore", "s*"), 0)]
 )
@@ -109,39 +88,12 @@ def test_measured_times_are_compared_only_if_asked_for(gallery, tmp_path, option
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), *options]) == code
 
 
-def test_a_metric_that_only_one_has_is_named(gallery, tmp_path, capsys):
-    for name, values in (("a", {"loss": 0.5}), ("b", {"loss": 0.5, "f1": 0.25})):
-        shutil.copytree(gallery / "runs/finished", tmp_path / name)
-        store = MetricsStore(tmp_path / name / "metrics.sqlite")
-        store.add_epoch(4, 16, values)
-        store.close()
-    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert "only the second run has f1" in capsys.readouterr().out
-
-
-def test_steps_that_only_one_run_logged_are_passed_over(gallery, tmp_path):
-    copy = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
-    store = MetricsStore(copy / "metrics.sqlite")
-    store._open().connection.execute("DELETE FROM step_values WHERE step % 2 = 1")
-    store.close()
-    steps, _ = compare_runs(RunView(gallery / "runs/finished"), RunView(copy)).metrics
-    assert (steps.at, steps.num_same, steps.ends) == (None, 6, (12, 12))
-
-
 def test_a_config_that_unfolds_without_end_is_refused():
     tree: object = "x"
     for _ in range(30):
         tree = [tree, tree]
     with pytest.raises(ConfigurationError, match="more than 100000 values"):
         flatten(tree)
-
-
-def test_runs_before_their_first_metric_can_be_compared(gallery, tmp_path, capsys):
-    for name in ("a", "b"):
-        shutil.copytree(gallery / "runs/finished", tmp_path / name)
-        (tmp_path / name / "metrics.sqlite").unlink()
-    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    assert "metrics per step: neither run has any" in capsys.readouterr().out
 
 
 def test_a_resumed_run_is_the_same_as_one_that_was_not_interrupted(tmp_path):

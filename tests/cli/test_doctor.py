@@ -6,7 +6,6 @@ import json
 import os
 
 import pytest
-import torch
 
 from loopwright.cli import doctor, main
 from loopwright.cli.doctor import advise
@@ -43,27 +42,6 @@ def found(tmp_path_factory) -> dict:
         assert main(["doctor", "--quick", "--json", "--folder", str(folder)]) == 0
     assert list(folder.iterdir()) == []
     return json.loads(out.getvalue())
-
-
-def test_versions_and_devices_are_those_of_this_machine(found):
-    assert found["machine"]["torch"] == torch.__version__
-    assert found["machine"]["cpus"] == os.cpu_count()
-    assert found["devices"][0]["name"] == "cpu"
-    assert found["devices"][0]["speeds"]["fp32"] > 0
-
-
-def test_disk_and_backends_are_measured(found):
-    assert found["disk"]["write_speed"] > 0
-    assert ("gloo" in found["backends"]) == torch.distributed.is_gloo_available()
-
-
-def test_quick_does_not_compile(found):
-    assert found["compilation"]["works"] is None
-
-
-def test_extras_are_listed_with_their_versions(found):
-    assert found["extras"]["plots"]["matplotlib"].count(".") >= 1
-    assert "dev" not in found["extras"]
 
 
 def test_text_names_what_is_missing_with_the_pip_command(tmp_path, monkeypatch, capsys):
@@ -133,10 +111,7 @@ ADVICE = {
         {"machine": MACHINE | {"shared_memory": 64 << 20}},
         "Only 67.1 MB of shared memory is free",
     ),
-    "slow disk": (
-        {"disk": DISK | {"write_speed": 10e6}},
-        "writing 100 M parameters takes 2 min",
-    ),
+    "slow disk": ({"disk": DISK | {"write_speed": 10e6}}, "writing 100 M parameters takes 2 min"),
     "too many threads": (
         {"machine": MACHINE | {"usable_cpus": 2, "threads": 64}},
         "set OMP_NUM_THREADS=2",
@@ -148,7 +123,3 @@ ADVICE = {
 @pytest.mark.parametrize(("changes", "line"), ADVICE.values(), ids=ADVICE.keys())
 def test_advice_about(changes, line):
     assert any(line in advice for advice in advise(findings(**changes)))
-
-
-def test_a_good_machine_gets_no_warnings():
-    assert len(list(advise(findings()))) == 2

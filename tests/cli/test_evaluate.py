@@ -40,13 +40,6 @@ def test_eval_takes_the_checkpoint_that_is_named(trained: Project, shell: Shell,
     assert found["metrics"]["test_loss"] == run.metrics.epochs("test_loss")[epoch - 1].value
 
 
-def test_eval_without_callbacks_is_on_every_data_set_but_the_training_data(
-    project: Project, shell: Shell
-):
-    assert shell("train", "run.yaml", "--progress", "silent") == 0
-    assert list(shell.json("eval", "last", "--json")["metrics"]) == ["test_loss", "test_mse"]
-
-
 def test_eval_of_a_run_with_training_data_only_asks_for_a_data_set(project: Project, shell: Shell):
     assert shell("train", "run.yaml", "--progress", "silent", "~datasets.test") == 0
     assert shell("eval", "last") == 2
@@ -65,10 +58,3 @@ def test_a_run_that_was_not_started_from_a_config_cannot_be_evaluated(
 ):
     assert shell("eval", "finished") == 2
     assert "model.load_state_dict(loopwright.load_weights(" in shell.err
-
-
-def test_an_unknown_checkpoint_is_answered_with_those_that_there_are(
-    trained: Project, shell: Shell
-):
-    assert shell("eval", "last", "--checkpoint", "bset") == 2
-    assert "checkpoints/update-00000006" in shell.err

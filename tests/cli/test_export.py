@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from loopwright import ConfigurationError
-from loopwright.checkpoint import load_weights, write_checkpoint
+from loopwright.checkpoint import load_weights
 from loopwright.checkpoint.onnx import export_module
 from loopwright.cli import main
-from loopwright.cli.selection import pick_checkpoint
-from loopwright.run import RunManifest, RunView, find_runs
+from loopwright.run import RunView, find_runs
 from tests.cli.helpers import flip
 
 
@@ -36,33 +35,6 @@ def test_weights_of_the_best_model_are_written_to_a_file_called_as_the_run(
     assert "2 tensors of kept/update-00000012 (eval_loss " in capsys.readouterr().out
 
 
-WHICH = {
-    None: "kept/update-00000012",
-    "best": "kept/update-00000012",
-    "newest": "checkpoints/update-00000012",
-    "8": "checkpoints/update-00000008",
-    "update-00000008": "checkpoints/update-00000008",
-    "checkpoints/update-00000012": "checkpoints/update-00000012",
-}
-
-
-@pytest.mark.parametrize(("which", "expected"), WHICH.items(), ids=map(str, WHICH))
-def test_a_checkpoint_is_picked_by(gallery, which, expected):
-    run = RunView(gallery / "runs/finished")
-    assert pick_checkpoint(run, which).path == run.path / expected
-
-
-def test_the_best_of_several_kept_models_is_taken(tmp_path):
-    RunManifest.collect().write(tmp_path / "run.json")
-    values = {"a": 0.5, "b": 0.25, "c": float("nan"), "d": 0.75}
-    for update, (name, value) in enumerate(values.items(), start=1):
-        meta = {"update": update, "metric": {"name": "eval_loss", "value": value}}
-        write_checkpoint(
-            tmp_path / "kept" / name, {"models": {"model": {"w": torch.zeros(1)}}}, meta
-        )
-    assert pick_checkpoint(RunView(tmp_path), "best").name == "b"
-
-
 def test_a_damaged_best_model_is_not_exported(gallery, tmp_path, capsys):
     path = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
     flip(path / "kept/update-00000012/model.safetensors")
@@ -76,10 +48,7 @@ MISTAKES = {
         ["--checkpoint", "update-3"],
         "it has: checkpoints/update-00000008, ",
     ),
-    "another suffix": (
-        ["--output", "x.pt"],
-        "the name must end in .safetensors. [output-suffix]",
-    ),
+    "another suffix": (["--output", "x.pt"], "the name must end in .safetensors. [output-suffix]"),
     "no folder": (["--output", "nowhere/x.safetensors"], "there is no folder nowhere"),
     "no config": (
         ["--format", "onnx", "--output", "x.onnx"],
@@ -127,25 +96,6 @@ def test_onnx_of_a_run_computes_what_its_model_does(configured, tmp_path, capsys
         torch.as_tensor(output), model(inputs).detach(), rtol=1e-4, atol=1e-5
     )
     assert [file.name for file in tmp_path.iterdir()] == ["points.onnx"]
-
-
-class ForFour(nn.Module):
-    """A model that only takes batches of four."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = nn.Linear(4, 2)
-
-    def forward(self, x):
-        if int(x.shape[0]) != 4:
-            raise ValueError("four, please")
-        return self.line(x)
-
-
-def test_a_model_for_one_size_of_batch_is_exported_for_that_size(tmp_path):
-    report = export_module(ForFour(), torch.randn(4, 4), str(tmp_path / "x.onnx"))
-    assert (report.is_dynamic, report.batch_size, report.is_close) == (False, 4, True)
-    assert report.why_fixed
 
 
 class Named(nn.Module):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from loopwright.cli import main
-from loopwright.cli.commands import parse_count
 from loopwright.config import load_config
 from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.tuning import find_learning_rate
@@ -78,32 +77,8 @@ def test_sizes_as_json_end_at_the_memory_that_is_allowed(capsys):
     assert all(trial["memory"] <= 2000 for trial in found["trials"] if trial["fits"])
 
 
-def test_not_even_one_sample_fits(capsys):
-    assert main([*SIZES, "--memory", "1"]) == 1
-    assert "Not even the smallest size fits" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", [RATES[:2], SIZES])
-def test_nothing_is_written(project, command):
-    before = {path for path in project.rglob("*") if "__pycache__" not in path.parts}
-    main(command)
-    assert {path for path in project.rglob("*") if "__pycache__" not in path.parts} == before
-
-
-@pytest.mark.parametrize("command", [RATES[:2], SIZES])
-def test_errors_of_the_model_are_told_without_a_traceback(capsys, command):
-    assert main([*command, "trainer.forward_properties=[y]"]) == 2
-    printed = capsys.readouterr().err
-    assert "unexpected keyword argument 'y'" in printed
-    assert "Traceback" not in printed
-
-
 @pytest.mark.parametrize("text", ["much", "inf", "1.5GB"])
 def test_memory_that_is_no_number_of_bytes_is_refused(capsys, text):
     with pytest.raises(SystemExit, match="2"):
         main([*SIZES, "--memory", text])
     assert f"{text!r} is not a number: write 7B" in capsys.readouterr().err
-
-
-def test_bytes_are_read_with_their_units():
-    assert [parse_count(text) for text in ("12", "2k", "1.5G")] == [12, 2000, 1_500_000_000]

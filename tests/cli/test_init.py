@@ -74,19 +74,6 @@ def test_the_configured_skeleton_goes_through_the_commands_of_its_readme(
 
 
 @pytest.mark.parametrize("interface", INTERFACES)
-def test_a_skeleton_has_a_readme_with_its_commands_and_a_gitignore(
-    interface: str, folder: Path, shell: Shell
-):
-    assert shell("init", "--interface", interface) == 0
-    assert sorted(path.name for path in folder.iterdir()) == sorted(template_files(interface))
-    assert "runs/" in (folder / ".gitignore").read_text()
-    start = "loopwright train run.yaml" if interface == "configured" else "python train.py"
-    assert start in (folder / "README.md").read_text()
-    assert start in shell.out
-    assert not list(folder.rglob("__init__.py"))
-
-
-@pytest.mark.parametrize("interface", INTERFACES)
 def test_the_commands_in_a_readme_are_accepted(interface: str):
     text = template_files(interface)["README.md"].read_text()
     commands = [
@@ -113,12 +100,6 @@ def test_a_readme_and_a_gitignore_that_are_there_stay(folder: Path, shell: Shell
     assert shell("init", "--interface", "native") == 0
     assert (folder / "README.md").read_text() == (folder / ".gitignore").read_text() == "mine"
     assert (folder / "train.py").is_file()
-
-
-def test_a_file_cannot_be_the_folder(folder: Path, shell: Shell):
-    (folder / "mine").write_text("")
-    assert shell("init", "mine") == 2
-    assert "is a file" in shell.err
 
 
 def test_an_interface_that_needs_an_extra_says_how_to_get_it(

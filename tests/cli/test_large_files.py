@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import loopwright
 from loopwright.run.files import MAX_NAMES
 
 SIZE = 500_000_000
@@ -99,15 +98,6 @@ def test_the_file_is_named_with_its_size_and_the_other_runs_are_listed(folder):
     assert "manifest.json has 500,000,000 bytes and is not read" in output
 
 
-def test_runs_in_python_have_the_reason_too(folder):
-    found = {run.path.name: run for run in loopwright.runs(folder)}
-    assert {name: run.state for name, run in found.items() if name != "held"} == {
-        "first": "finished",
-        "large": "unreadable",
-    }
-    assert "run.json has 500,000,000 bytes" in " ".join(found["large"].problems)
-
-
 def nest(run: Path) -> None:
     """Deep enough for a reader that calls itself to fail, and not for Python's own JSON."""
     value: object = 1
@@ -168,15 +158,3 @@ def test_a_report_names_a_run_that_cannot_be_read_and_has_the_others(finished, t
     assert "2 runs" in output
     assert line in output
     assert peak < PEAK
-
-
-@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "a text"])
-@pytest.mark.parametrize("command", ["runs", "show", "show --json"])
-def test_commands_say_in_a_line_why_a_run_cannot_be_read(finished, tmp_path, damage, command):
-    shutil.copytree(finished / "first", tmp_path / "bad")
-    act, line = DAMAGES[damage]
-    act(tmp_path / "bad")
-    name, *options = command.split()
-    code, output, _ = call(tmp_path, name, "." if name == "runs" else "bad", *options)
-    assert code in (0, 1)
-    assert line in output

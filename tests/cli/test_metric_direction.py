@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from loopwright import ConfigurationError, Trainer
-from loopwright.callbacks import BestModel, OfflineLoss
+from loopwright.callbacks import BestModel
 from loopwright.checkpoint import load_weights
 from loopwright.cli import main
 from loopwright.cli.sweep import Optuna, mode_of
@@ -20,17 +20,10 @@ from loopwright.cli.sweep.child import placed
 from loopwright.config import Sweep, load_config
 from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.optim.initialize import read_weights
-from loopwright.run import RunView, update_manifest
+from loopwright.run import RunView
 from loopwright.run.experiment import load_for_use
 from tests.cli.sweep.projects import write_project
-from tests.run.run_helpers import DATA, run_with
-
-
-def forget_modes(run: Path) -> None:
-    """Make a run one of before its modes were noted."""
-    content = json.loads((run / "run.json").read_text())
-    del content["metric_modes"], content["eval_keys"], content["watched"]
-    (run / "run.json").write_text(json.dumps(content))
+from tests.run.run_helpers import run_with
 
 
 @pytest.fixture
@@ -74,12 +67,6 @@ def test_an_explicit_mode_reaches_every_report(here, capsys):
     assert torch.equal(load_weights("one.safetensors")["weight"], weights[1])
 
 
-def test_an_explicit_mode_wins_over_the_name(here, capsys):
-    run_with(here / "runs/one", [BestModel("accuracy", mode="min")], accuracy=[3.0, 1.0, 2.0])
-    assert as_json(capsys, "runs")[0]["metric"]["value"] == 1.0
-    assert as_json(capsys, "show", "runs/one")["best"]["accuracy"]["mode"] == "min"
-
-
 def test_a_metric_about_which_nobody_said_anything_is_shown_with_its_last_value(here, capsys):
     run_with(here / "runs/one", foo=[3.0, 1.0, 2.0])
     (listed,) = as_json(capsys, "runs", "--metric", "foo")
@@ -103,12 +90,6 @@ def test_a_metric_about_which_nobody_said_anything_is_shown_with_its_last_value(
         "value": 3.0,
     }
     assert as_json(capsys, "runs", "--metric", "foo", "--best", "min")[0]["metric"]["value"] == 1.0
-
-
-def test_best_is_about_the_metric_that_is_shown_and_no_other(here, capsys):
-    run_with(here / "runs/one", foo=[3.0, 1.0, 2.0], accuracy=[0.1, 0.9, 0.5])
-    (listed,) = as_json(capsys, "runs", "--metric", "foo", "--best", "max")
-    assert (listed["best"]["foo"]["value"], listed["best"]["accuracy"]["value"]) == (3.0, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -156,42 +137,6 @@ def test_one_rule_says_which_kept_model_is_the_best(here, capsys):
     assert main(["export", "runs/one", "--output", "one.safetensors"]) == 0
     assert "test_loss 1), written" in capsys.readouterr().out
     assert RunView(here / "runs/one").main_metric == "test_loss"
-
-
-@pytest.mark.parametrize(
-    ("series", "expected"),
-    [
-        (("test_loss", "accuracy"), "test_loss"),
-        (("val_accuracy",), "val_accuracy"),
-        (("val/loss", "val/f1"), "val/loss"),
-        (("D_real", "G_L1"), "loss"),
-    ],
-)
-def test_an_evaluation_stands_for_a_run_where_there_is_one(here, series, expected):
-    run_with(here / "run", **{name: [1.0] for name in series})
-    assert RunView(here / "run").main_metric == expected
-
-
-def test_the_data_set_of_a_callback_stands_for_a_run(here):
-    run_with(
-        here / "run", [OfflineLoss("night", datasets={"night": DATA}, batch_size=4)], grade=[1.0]
-    )
-    assert RunView(here / "run").main_metric == "night_loss"
-
-
-def test_a_run_of_before_modes_were_noted_goes_by_names_and_kept_models(here):
-    run_with(
-        here / "run",
-        [BestModel("foo", mode="min")],
-        foo=[3.0, 1.0],
-        rmse=[2.0, 1.0],
-        bar=[1.0, 2.0],
-    )
-    forget_modes(here / "run")
-    run = RunView(here / "run")
-    assert (run.mode_of("foo"), run.mode_of("rmse"), run.mode_of("bar")) == ("min", "min", None)
-    update_manifest(here / "run/run.json", metric_modes={"bar": "max"})
-    assert RunView(here / "run").mode_of("bar") == "max"
 
 
 @pytest.fixture

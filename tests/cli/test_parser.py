@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
 
 from loopwright.cli import main
-from loopwright.cli.app import COMMANDS, build_parser
-from loopwright.cli.commands import Command
 from tests.cli.projects import Shell
 
 MISTYPED = [
@@ -46,14 +43,6 @@ def test_what_is_mistyped_is_answered_with_what_was_meant(
 
 
 @pytest.mark.parametrize(
-    "command", [each for each in COMMANDS if each.function], ids=lambda c: c.name
-)
-def test_the_function_of_a_command_exists(command: Command) -> None:
-    module, _, name = command.function.rpartition(".")
-    assert callable(getattr(import_module(f"loopwright.cli.{module}"), name))
-
-
-@pytest.mark.parametrize(
     "words", [["help", "show"], ["show", "--help"], ["show", "-h"], ["show", "x", "-h"]]
 )
 def test_help_can_be_asked_for_in_several_ways(words: list[str], capsys: Any) -> None:
@@ -61,14 +50,6 @@ def test_help_can_be_asked_for_in_several_ways(words: list[str], capsys: Any) ->
         main(words)
     assert left.value.code == 0
     assert capsys.readouterr().out.startswith("usage: loopwright show [RUN] [options]\n")
-
-
-@pytest.mark.parametrize("words", [["help"], ["-h"], ["--help"]])
-def test_help_alone_lists_the_commands(words: list[str], capsys: Any) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    assert left.value.code == 0
-    assert capsys.readouterr().out == build_parser().format_help()
 
 
 @pytest.mark.parametrize("group", ["config", "checkpoint"])

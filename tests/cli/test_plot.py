@@ -15,28 +15,6 @@ from loopwright.run import RunManifest, RunView
 from tests.cli.helpers import run_on_terminal
 
 
-def test_picture_of_several_runs_is_a_png(in_gallery, tmp_path, capsys):
-    out = tmp_path / "curves.png"
-    assert (
-        main(
-            [
-                "plot",
-                "finished",
-                "stopped",
-                "--metric",
-                "loss",
-                "--metric",
-                "eval_loss",
-                "--output",
-                str(out),
-            ]
-        )
-        == 0
-    )
-    assert out.read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out == f"loss, eval_loss of 2 runs: {out}\n"
-
-
 def test_svg_names_every_run(in_gallery, tmp_path):
     out = tmp_path / "curves.svg"
     assert (
@@ -46,12 +24,6 @@ def test_svg_names_every_run(in_gallery, tmp_path):
     assert drawn.lstrip().startswith("<?xml")
     assert all(f"<!-- {text} -->" in drawn for text in ("loss", "epoch"))
     assert all(re.search(rf"<!-- {text}  [\d.]+ -->", drawn) for text in ("finished", "deep/twin"))
-
-
-def test_picture_is_called_as_its_metric_where_nobody_names_it(gallery, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["plot", str(gallery / "runs/finished"), "--metric", "eval_loss"]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["eval_loss.png"]
 
 
 def curves_of(run, *names, by=None, smooth=1):
@@ -73,18 +45,6 @@ def test_values_are_those_of_the_epochs_unless_steps_are_asked_for(in_gallery):
     )
 
 
-def test_a_metric_of_epochs_can_be_drawn_over_updates(in_gallery):
-    (curve,) = curves_of(RunView("runs/finished"), "eval_loss", by="updates")
-    assert curve.places == (4, 8, 12)
-
-
-def test_smoothing_averages_the_last_values(in_gallery):
-    run = RunView("runs/finished")
-    (plain,), (smooth,) = (curves_of(run, "loss", by="steps", smooth=n) for n in (1, 3))
-    assert smooth.values[0] == plain.values[0]
-    assert smooth.values[5] == pytest.approx(sum(plain.values[3:6]) / 3)
-
-
 def test_text_has_a_mark_for_each_run_and_the_scale(in_gallery, capsys):
     assert main(["plot", "finished", "stopped", "--metric", "loss", "--by", "steps", "--text"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -103,15 +63,6 @@ def plain(curves, **options):
     return ["".join(text for text, _ in line).rstrip() for line in lines]
 
 
-def test_a_straight_line_is_drawn_straight():
-    lines = plain([PlottedCurve("r", "x", "steps", (0, 1, 2), (0.0, 1.0, 2.0))])
-    marks = [(row, line.index("*")) for row, line in enumerate(lines[1:16]) if "*" in line]
-    assert [row for row, _ in marks] == list(range(15))
-    places = [column for _, column in marks]
-    assert places == sorted(places, reverse=True)
-    assert places[0] - places[7] == pytest.approx(places[7] - places[14], abs=3)
-
-
 def test_values_that_are_not_finite_are_counted_and_not_drawn():
     values = (1.0, float("nan"), float("inf"), 2.0)
     assert (
@@ -123,12 +74,6 @@ def test_values_that_are_not_finite_are_counted_and_not_drawn():
         "no value that can be drawn",
         "  * r: -1 (2 not drawn: not finite or not above 0)",
     ]
-
-
-def test_constant_and_single_values_can_be_drawn():
-    for values in ((3.0,), (3.0, 3.0)):
-        lines = plain([PlottedCurve("r", "x", "steps", tuple(range(len(values))), values)])
-        assert sum("*" in line for line in lines[1:16]) == 1
 
 
 def test_without_names_the_losses_of_the_last_run_share_a_picture(in_gallery, tmp_path, capsys):

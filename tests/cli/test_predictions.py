@@ -44,18 +44,6 @@ def test_every_format_holds_the_outputs_of_all_samples(
     assert f"output 10 x 1, written to {file}" in shell.out
 
 
-def test_a_file_that_is_there_is_replaced_only_by_force(
-    trained: Project, shell: Shell, tmp_path: Path
-):
-    file = tmp_path / "out.npy"
-    file.write_text("mine")
-    assert shell("predict", "last", "--data", "test", "-o", file) == 2
-    assert "--force" in shell.err
-    assert file.read_text() == "mine"
-    assert shell("predict", "last", "--data", "test", "-o", file, "--force") == 0
-    assert len(np.load(file)) == 10
-
-
 @pytest.mark.parametrize("name", ["out.txt", "out", "nowhere/out.npy"])
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_computed(
     trained: Project, shell: Shell, tmp_path: Path, name: str
@@ -96,8 +84,3 @@ def test_numbers_that_are_not_finite_are_text_in_json(tmp_path: Path):
         tmp_path / "out.json", joined([torch.tensor([1.0, float("nan"), float("inf")])])
     )
     assert json.loads((tmp_path / "out.json").read_text()) == [1.0, "nan", "inf"]
-
-
-def test_an_empty_data_set_is_nothing_to_write(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="nothing to write"):
-        write_predictions(tmp_path / "out.json", joined([]))

@@ -43,12 +43,6 @@ def test_rows_are_a_table_json_or_csv(run, capsys):
     assert table[1].split() == ["1", f"{points[0].value:.6g}"]
 
 
-def test_nan_is_null(run, capsys):
-    sql = "SELECT count(*) AS all_values, count(value) AS numbers FROM metrics WHERE name = 'loss'"
-    (row,) = json.loads(ask(run, sql, capsys, "--json"))
-    assert row["all_values"] > row["numbers"] > 0
-
-
 def test_each_view_can_be_asked(run, capsys):
     for view in (
         "metrics",
@@ -67,14 +61,6 @@ def test_each_view_can_be_asked(run, capsys):
             ]
             > 0
         )
-
-
-@pytest.mark.parametrize("given", [[], [""], [" "]])
-def test_without_a_query_the_views_are_listed(run, capsys, given):
-    assert main(["query", str(run), *given]) == 0
-    printed = capsys.readouterr().out
-    assert "metrics" in printed
-    assert "name, step, update, epoch, samples, seconds, wall, value" in printed
 
 
 def test_wrong_sql_is_answered_with_the_views_and_their_columns(run):
@@ -139,18 +125,6 @@ def test_a_run_that_is_being_written_is_asked(tmp_path):
     store.close()
 
 
-def test_views_of_the_file_are_not_ours(tmp_path):
-    """A file of someone else may have any view under our names; it is not asked."""
-    store = MetricsStore(tmp_path / "metrics.sqlite")
-    store.add_steps(rows_of([(1, 1, "loss", 1.0)]))
-    store.flush()
-    store._open().connection.executescript(
-        "DROP VIEW metrics; CREATE VIEW metrics AS SELECT 'forged' AS name"
-    )
-    store.close()
-    assert MetricsView(store.path).query("SELECT name FROM metrics").rows == [("loss",)]
-
-
 def test_a_run_of_the_first_edition_is_asked_by_the_same_views(capsys):
     rows = json.loads(
         ask(
@@ -164,37 +138,9 @@ def test_a_run_of_the_first_edition_is_asked_by_the_same_views(capsys):
     assert {row["wall"] for row in rows} == {None}
 
 
-def test_a_long_answer_says_how_many_rows_are_left_out(run, capsys):
-    assert main(["query", str(run), "SELECT * FROM metrics"]) == 0
-    printed = capsys.readouterr()
-    assert len(printed.out.splitlines()) == 1001
-    assert (
-        printed.err == "and 500 more rows: --csv and --json print all of them; LIMIT in the query "
-        "returns fewer\n"
-    )
-
-
-def test_a_damaged_file_is_an_error_and_no_traceback(tmp_path, capsys):
-    make_demo_run(tmp_path / "run", steps=10, epochs=1, resumed=False, media=False)
-    for file in (tmp_path / "run").glob("metrics.sqlite*"):
-        file.unlink()
-    (tmp_path / "run" / "metrics.sqlite").write_bytes(b"\x00" * 5000)
-    for words in (["SELECT 1"], []):
-        assert main(["query", str(tmp_path / "run"), *words]) == 2
-        assert "metrics.sqlite cannot be read: file is not a database" in capsys.readouterr().err
-
-
 def test_sql_alone_is_about_the_last_run_and_may_come_first(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_demo_run(tmp_path / "runs/first", steps=10, epochs=1, resumed=False, media=False)
     for words in (["SELECT 1 AS one"], ["SELECT 1 AS one", "first"], ["first", "SELECT 1 AS one"]):
         assert main(["query", *words]) == 0
         assert capsys.readouterr().out.split() == ["one", "1"]
-
-
-def test_a_run_that_has_not_logged_says_so(tmp_path, capsys):
-    make_demo_run(tmp_path / "run", steps=10, epochs=1, resumed=False, media=False)
-    (tmp_path / "run" / "metrics.sqlite").unlink()
-    for words in (["SELECT 1"], []):
-        assert main(["query", str(tmp_path / "run"), *words]) == 2
-        assert "The run has not logged any metrics yet" in capsys.readouterr().err

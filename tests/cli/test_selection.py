@@ -8,27 +8,17 @@ from pathlib import Path
 import pytest
 
 from loopwright.cli.app import build_parser
-from loopwright.cli.selection import find_run, find_source, pick_checkpoint
+from loopwright.cli.selection import find_source, pick_checkpoint
 from loopwright.run import RunView
 from loopwright.run.best import find_weights
 from tests.cli.helpers import cut
-from tests.cli.projects import Project, Shell
+from tests.cli.projects import Shell
 from tests.mistakes import raises
 
 KEPT, RESUME = "kept/update-00000012", "checkpoints/update-00000012"
 
 
 # Runs
-
-
-@pytest.mark.parametrize("text", ["last", "LAST", "-1", "last~0"])
-def test_the_last_run_has_a_name(in_gallery: Path, text: str) -> None:
-    assert find_run(text).path == in_gallery / "runs/killed"
-
-
-@pytest.mark.parametrize("text", ["last~1", "-2"])
-def test_and_the_one_before(in_gallery: Path, text: str) -> None:
-    assert find_run(text).path == in_gallery / "runs/deep/twin"
 
 
 def test_every_command_that_takes_a_run_means_the_last_one_without(in_gallery: Path) -> None:
@@ -125,21 +115,6 @@ def test_what_is_not_meant_is_answered_with_what_to_do(
     )
 
 
-def test_runs_of_an_empty_folder_says_what_to_do(tmp_path: Path, monkeypatch, shell: Shell) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert shell("runs") == 0
-    assert shell.out.startswith(
-        "There are no runs in runs/ (there is no such folder). Runs are recorded by Trainer("
-    )
-    assert (shell("runs", "--json"), shell.out) == (0, "[]\n")
-    assert shell("runs", "nowhere") == 2
-
-
-def test_a_folder_in_a_path_may_end_with_a_slash(in_gallery: Path) -> None:
-    assert find_run("runs/finished/").path == in_gallery / "runs/finished"
-    assert find_run("deep/twin/").path == in_gallery / "runs/deep/twin"
-
-
 # Checkpoints
 
 
@@ -160,26 +135,6 @@ def test_one_rule_picks_the_checkpoint_of_every_command(
     assert f"{run / KEPT}, written to" in shell.out
 
 
-@pytest.mark.parametrize("which", ["newest", "last", "checkpoints/update-00000012", "12x"])
-def test_another_checkpoint_is_chosen_by_the_same_option(
-    in_gallery: Path, shell: Shell, which: str
-) -> None:
-    code = shell("checkpoint", "show", "finished", "--checkpoint", which)
-    if which == "12x":
-        assert "has no checkpoint '12x'; it has: checkpoints/update-00000008, " in shell.err
-        return
-    assert code == 0
-    assert shell.out.startswith(f"{in_gallery / 'runs/finished' / RESUME}: resume point, ")
-
-
-def test_a_path_to_a_checkpoint_of_another_run_is_taken(in_gallery: Path) -> None:
-    run = RunView("runs/finished")
-    assert (
-        pick_checkpoint(run, "runs/deep/twin/kept/update-00000012").path
-        == in_gallery / "runs/deep/twin" / KEPT
-    )
-
-
 def test_a_run_that_kept_no_model_stands_for_its_newest_resume_point(
     gallery: Path, tmp_path: Path
 ) -> None:
@@ -196,9 +151,3 @@ def test_a_run_that_kept_no_model_stands_for_its_newest_resume_point(
     shutil.rmtree(run / "checkpoints")
     with raises("no-usable-checkpoint", "none is saved yet"):
         pick_checkpoint(RunView(run))
-
-
-def test_eval_uses_the_best_kept_model(trained: Project, shell: Shell) -> None:
-    found = shell.json("eval", "--json")
-    assert Path(found["checkpoint"]).parent.name == "kept"
-    assert shell.json("eval", "--checkpoint", "best", "--json") == found

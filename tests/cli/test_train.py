@@ -51,29 +51,6 @@ def test_train_says_where_the_run_is_and_how_it_ended(project: Project, shell: S
     assert shell.err == ""
 
 
-def test_overrides_may_stand_before_and_after_options(project: Project, shell: Shell):
-    assert (
-        shell("train", "run.yaml", "model.width=5", "--progress", "silent", "trainer.max_epochs=1")
-        == 0
-    )
-    config = RunView(project.runs()[0]).config
-    assert (config["model"]["width"], config["trainer"]["max_epochs"]) == (5, 1)
-    assert shell.out == ""
-
-
-def test_an_unknown_option_is_refused(project: Project, shell: Shell):
-    with pytest.raises(SystemExit) as left:
-        shell("train", "run.yaml", "--nwe")
-    assert left.value.code == 2
-
-
-def test_a_finished_run_stays_and_a_new_one_is_started(project: Project, shell: Shell):
-    assert shell("train", "run.yaml", *QUIET) == 0
-    assert shell("train", "run.yaml", *QUIET) == 0
-    first, second = project.runs()
-    assert_same_weights(first, second)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_same_command_goes_on_exactly(
     project: Project, shell: Shell, number: int, code: int
@@ -169,27 +146,12 @@ def test_only_the_first_of_several_processes_reports_a_mistake(
 # Going on
 
 
-def test_new_starts_a_run_although_there_is_an_unfinished_one(project: Project, shell: Shell):
-    project.write("run.yaml", CONFIG + SIGNAL % signal.SIGINT)
-    assert shell("train", "run.yaml", *QUIET) == 130
-    assert shell("train", "run.yaml", "--new", *QUIET) == 0
-    assert [RunView(run).state for run in project.runs()] == ["interrupted", "finished"]
-
-
 def test_resume_goes_on_with_a_run_from_its_own_config(project: Project, shell: Shell):
     assert shell("train", "run.yaml", "model.width=5", *QUIET) == 0
     assert shell("train", "--resume", "last", "trainer.max_epochs=3") == 0
     (run,) = project.runs()
     assert RunView(run).progress.epoch == 3
     assert "epoch 3/3" in shell.out
-
-
-def test_resume_with_a_config_continues_the_named_run(project: Project, shell: Shell):
-    for _ in range(2):
-        assert shell("train", "run.yaml", *QUIET) == 0
-    first, second = project.runs()
-    assert shell("train", "run.yaml", "--resume", first.name, "trainer.max_epochs=3", *QUIET) == 0
-    assert [RunView(run).progress.epoch for run in (first, second)] == [3, 2]
 
 
 def test_resume_from_a_checkpoint_is_a_run_of_its_own(project: Project, shell: Shell):
@@ -200,11 +162,6 @@ def test_resume_from_a_checkpoint_is_a_run_of_its_own(project: Project, shell: S
     second = next(run for run in project.runs() if run != first)
     assert RunView(second).progress.epoch == 3
     assert RunView(first).progress.epoch == 2
-
-
-def test_train_without_a_config_or_a_run_says_what_to_name(project: Project, shell: Shell):
-    assert shell("train", "trainer.max_epochs=3") == 2
-    assert "--resume last" in shell.err
 
 
 # Mistakes
@@ -240,33 +197,3 @@ def test_an_error_in_own_code_is_told_with_its_place_and_no_traceback(
     (run,) = project.runs()
     assert str(run / "log.txt") in shell.err
     assert "Traceback" in (run / "log.txt").read_text()
-
-
-def test_debug_shows_the_traceback_of_an_error_in_own_code(project: Project, shell: Shell):
-    assert shell("train", "run.yaml", "+model.is_broken=true", "--debug", *QUIET) == 2
-    assert "Traceback" in shell.err
-    assert "cli_project.py" in shell.err
-
-
-def test_a_missing_file_is_one_line(project: Project, shell: Shell):
-    assert shell("train", "nowhere.yaml") == 2
-    assert "nowhere.yaml" in shell.err
-    assert "Traceback" not in shell.err
-
-
-def test_help_says_how_to_stop_and_resume_and_how_to_use_several_processes(
-    shell: Shell, capsys: pytest.CaptureFixture[str]
-):
-    with pytest.raises(SystemExit) as left:
-        shell("train", "--help")
-    assert left.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for words in ("Ctrl-C and SIGTERM finish", "the same command resumes", "torchrun", "python or"):
-        assert words in text
-
-
-def test_a_finished_run_says_how_a_command_starts_over(project: Project, shell: Shell):
-    assert shell("train", "run.yaml", "--progress", "silent") == 0
-    assert shell("train", "--resume", "last") == 0
-    assert "Raise the limit of 2 epochs to continue, or pass --new to start over." in shell.out
-    assert "resume=False" not in shell.out

@@ -10,11 +10,10 @@ import pytest
 from torch import nn
 
 from loopwright.cli import main
-from loopwright.cli.commands import parse_names
-from loopwright.cli.tune import lines_for, overrides_for
+from loopwright.cli.tuning import lines_for, overrides_for
 from loopwright.config import load_config
-from loopwright.interfaces.configured.config import BaseTrainerConfig
 from loopwright.interfaces.configured.experiment import Experiment
+from loopwright.interfaces.configured.trainer import BaseTrainerConfig
 from loopwright.tuning import tune
 from loopwright.tuning.tune import Tuner
 from tests.cli.sweep.projects import write_project
@@ -90,13 +89,6 @@ def test_what_to_write_is_a_command_and_what_no_run_file_has_is_a_line_of_code()
     assert lines_for({}, "run.yaml", settings_of()) == []
 
 
-def test_a_batch_of_several_steps_keeps_their_number():
-    config = settings_of(effective_batch_size=24, max_batch_size=12)
-    overrides = overrides_for({"batch_size": 24}, config)
-    assert overrides == ["trainer.effective_batch_size=48", "trainer.max_batch_size=24"]
-    assert settings_of(effective_batch_size=48, max_batch_size=24).accumulate == config.accumulate
-
-
 def test_the_overrides_are_settings_of_run_files():
     settings = {"workers": 1, "batch_size": 12, "precision": "bf16", "compile": "model"}
     built = Experiment.from_config(load_config("run.yaml"), progress="silent")
@@ -109,14 +101,6 @@ def test_the_overrides_are_settings_of_run_files():
     assert engine.runtime.precision == "bf16"
     assert engine.compile_mode == engine.runtime.compile == "model"
     assert (engine.config.num_workers, engine.config.batch_size) == (1, 12)
-
-
-def test_names_are_written_in_any_way():
-    assert parse_names("workers, batch-size,channels_last") == [
-        "workers",
-        "batch_size",
-        "channels_last",
-    ]
 
 
 @pytest.mark.parametrize(

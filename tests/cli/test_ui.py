@@ -120,8 +120,8 @@ def test_a_file_is_no_folder_of_runs(tmp_path: Path):
 @pytest.mark.parametrize(
     ("host", "port", "advice"),
     [
-        ("127.0.0.1", -1, "use 1 to 65535"),
-        ("127.0.0.1", 70_000, "use 1 to 65535"),
+        ("127.0.0.1", -1, "Use 1 to 65535"),
+        ("127.0.0.1", 70_000, "Use 1 to 65535"),
         ("no such host", 0, "an address of this machine"),
         ("192.0.2.1", 0, "an address of this machine"),
     ],

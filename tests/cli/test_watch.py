@@ -22,7 +22,6 @@ from loopwright.cli.plot import Drawn, chart_lines
 from loopwright.run import RunManifest
 from tests.demo_runs import make_demo_run
 from tests.forked import end_as_program
-from tests.mistakes import raises
 from tests.terminals import Program
 
 
@@ -67,23 +66,10 @@ def test_metrics_are_chosen_and_an_unknown_one_is_refused(runs, capsys):
     assert "has no metric 'los': did you mean loss?" in said
 
 
-def test_a_wide_screen_has_charts_beside_each_other(runs, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    make_demo_run(runs / "new", steps=500)
-    assert re.match(r"loss .*  accuracy ", shown(capsys)[3])
-
-
 def test_a_run_without_metrics_says_so(runs, capsys):
     (runs / "new").mkdir(parents=True)
     RunManifest.collect(name="new").changed(state="finished").write(runs / "new" / "run.json")
     assert shown(capsys)[-1] == "No metrics."
-
-
-def test_a_crashed_run_says_what_to_do(runs, capsys):
-    make_demo_run(runs / "new", steps=500, state="running")
-    lines = shown(capsys)
-    assert lines[0].startswith("new  crashed  ")
-    assert lines[2].startswith("Its process ended without recording a reason. ")
 
 
 @pytest.mark.parametrize("file", ["metrics.sqlite", "run.json", "config.yaml"])
@@ -95,27 +81,6 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(runs, capsys, file):
     text = "".join(shown(capsys, str(path)))
     assert text.count(f"{file} ") == 1
     assert ("eval_loss" in text) == (file != "metrics.sqlite")
-
-
-def test_names_that_would_move_the_cursor_are_escaped(runs, capsys):
-    make_demo_run(runs / "new", steps=100, names=("loss", "\x1b[2Jbad"), name="a\x1b[2Jb")
-    text = "\n".join(shown(capsys))
-    assert "\x1b" not in text
-    assert "a\\x1b[2Jb" in text
-
-
-def test_an_interval_is_a_positive_number(runs):
-    make_demo_run(runs / "new", steps=100)
-    with raises("number", "above 0"):
-        from loopwright.cli.app import build_parser
-        from loopwright.cli.watch import watch_command
-
-        watch_command(build_parser().parse_args(["watch", "--interval", "0"]))
-
-
-def test_there_is_nothing_to_watch_in_an_empty_folder(runs, capsys):
-    assert main(["watch"]) == 2
-    assert "There are no runs in runs/ " in capsys.readouterr().err
 
 
 # Live
@@ -246,11 +211,6 @@ def test_a_logarithmic_scale_has_equal_steps_for_equal_factors():
     lines = chart([1.0, 10.0, 100.0], is_log=True)
     assert [lines[at].split()[0] for at in (1, 3, 5)] == ["100", "10", "1"]
     assert chart([0.0, -1.0], is_log=True)[1] == "no value that can be drawn"
-
-
-def test_one_value_is_a_dot_and_a_constant_a_line():
-    assert len(re.findall(r"[⠁-⣿]", "".join(chart([1.0])))) == 1
-    assert any(len(re.findall(r"[⠁-⣿]", line)) >= 20 for line in chart([1.0, 1.0]))
 
 
 def test_a_terminal_without_braille_gets_plain_characters():

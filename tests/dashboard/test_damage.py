@@ -48,7 +48,7 @@ def strange_manifest(run: Path) -> None:
         "packages": 3,
     }
     (run / "run.json").write_text(
-        json.dumps({**strange, "command": {"a": 1}, "changes": [3, {"values": 1}], "data": 1})
+        json.dumps({**strange, "command": {"a": 1}, "changes": 3, "data": 1})
     )
 
 

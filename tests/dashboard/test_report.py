@@ -127,7 +127,7 @@ def test_the_command_says_what_it_wrote_and_how_large_it_is(tmp_path: Path, monk
 def test_a_file_that_is_no_report_is_not_written_over(tmp_path: Path):
     write_run(tmp_path / "a", media=False)
     (tmp_path / "thesis.html").write_text("years of work")
-    from loopwright.cli.report import report_command
+    from loopwright.cli.ui import report_command
 
     class Options:
         names, root, output, points = (

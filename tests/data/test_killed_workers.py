@@ -24,8 +24,11 @@ from ..loops import build_net
 from ..runs import adam, cross_entropy
 
 # torch opens some files when a batch does not arrive, and its handler of SIGCHLD may raise before
-# it has closed them.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+# it has closed them; where it raises in a finalizer, Python drops its error with a warning.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 class Points(Dataset[Any]):

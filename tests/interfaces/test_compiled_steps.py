@@ -10,10 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces import simple
-from tests.interfaces.configured.parts import CustomTrainer, build_trainer
-from tests.interfaces.modular.programs import Config, MyTrainer
+from tests.interfaces.configured.parts import build_trainer
 from tests.mistakes import raises
 from tests.training.compiled_runs import DATA, Net, traced
 
@@ -43,19 +41,6 @@ def test_configured_trains_by_graphs_as_without_them(traced: None) -> None:
     assert_same_weights(plain.engine.model, compiled.engine.model)
 
 
-def test_a_step_of_the_users_own_in_configured_says_why_it_is_not_compiled(traced: None) -> None:
-    class Own(CustomTrainer):
-        def train_step(self, batch: Any, model: Any) -> Any:
-            return super().train_step(batch, model)
-
-    trainer = build_trainer(Own, use_torch_compile="step")
-    trainer.train()
-    choice = trainer.engine.run.compiled
-    assert choice is not None
-    assert choice.choice == "eager"
-    assert choice.reason.startswith("`train_step` is overridden")
-
-
 def build_simple(**training: Any) -> simple.Trainer:
     torch.manual_seed(1)
     model = Net()
@@ -82,9 +67,5 @@ def test_simple_trains_by_graphs_as_without_them(traced: None) -> None:
 def test_what_an_interface_does_not_compile_is_refused() -> None:
     with raises("config-choice", "training.compile is True"):
         build_simple(compile=True)
-    with pytest.raises(ConfigurationError, match="pass that config to"):
-        build_simple().config = {"training": {"compile": "step"}}
-    with raises("unknown-choice", "compile_model='step'"):
-        MyTrainer(Config(compile_model="step"))
     with pytest.raises(ValueError, match="use_torch_compile"):
         build_trainer(use_torch_compile="model")

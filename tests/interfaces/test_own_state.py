@@ -12,18 +12,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from loopwright import Callback, CheckpointError, ConfigurationError
+from loopwright import CheckpointError, ConfigurationError
 from loopwright import Trainer as NativeTrainer
 from loopwright.callbacks import Checkpoints, Rewind
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
 from loopwright.debug import check_resume
 from loopwright.interfaces.lifecycle import SaveTrainingStateCallback
 from loopwright.interfaces.lifecycle import Trainer as LifecycleTrainer
-from loopwright.interfaces.modular import Callback as ModularCallback
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
-from tests.mistakes import raises
 
-from ..distributed.ranks import run_ranks
 from ..forked import call_forked
 from ..stored.interfaces import Pictures
 from ..stored.parts import classifier, points
@@ -237,25 +234,6 @@ def test_a_line_tells_of_state_that_only_the_checkpoint_or_only_the_class_has(
     assert line in capsys.readouterr().out
 
 
-def test_a_training_state_without_state_of_the_trainer_is_told_of_in_a_line(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    trainer, _, train = lifecycle()
-    train()
-    tree = read_checkpoint("states/final").tree
-    write_checkpoint(
-        "states/older", {part: state for part, state in tree.items() if part != "trainer"}
-    )
-    again, _, _ = lifecycle()
-    again.load_training_state("states/final")
-    assert again.number == trainer.number == 15
-    again.train(points(18), 3, resume_from="states/older")
-    assert (
-        "The training state was saved before Lifecycle had `state_dict`" in capsys.readouterr().out
-    )
-
-
 def test_a_checkpoint_of_an_earlier_version_of_the_adversarial_interface_goes_on_with_its_state(
     tmp_path, monkeypatch
 ):
@@ -271,14 +249,6 @@ def test_a_checkpoint_of_an_earlier_version_of_the_adversarial_interface_goes_on
         }
         write_checkpoint(path, found.tree, found.meta)
     assert adversarial()[0].number == 99
-
-
-def test_a_state_that_is_none_is_refused_and_nothing_is_loaded(tmp_path):
-    trained().save(tmp_path / "saved")
-    tree = read_checkpoint(tmp_path / "saved").tree
-    write_checkpoint(tmp_path / "other", tree | {"trainer": 3})
-    with pytest.raises(CheckpointError, match="nothing was loaded: trainer failed"):
-        build(Native).load(tmp_path / "other")
 
 
 class Failing(Native):
@@ -309,32 +279,6 @@ def test_a_state_that_cannot_be_loaded_changes_nothing(tmp_path):
         torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items()
     )
     assert trainer.progress.step == 0
-
-
-class FailingSimple(Simple):
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        raise KeyError("later")
-
-
-def test_the_simple_interface_loads_nothing_if_the_state_of_its_trainer_cannot_be_loaded(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    simple()[2]()
-    model = classifier(seed=5)
-    trainer = FailingSimple(
-        model, torch.optim.Adam(model.parameters(), 0.05), nn.CrossEntropyLoss(), device="cpu"
-    )
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(
-        CheckpointError, match="nothing was loaded: trainer failed with KeyError: 'later'"
-    ):
-        trainer.load_checkpoint("saved/checkpoint_epoch_1")
-    assert trainer.number == 0
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    trainer.load_checkpoint("saved/checkpoint_epoch_1", load_optimizer=False)  # the weights alone
-    assert trainer.number == 0
 
 
 def test_a_rewind_returns_to_the_state_of_the_trainer(capsys):
@@ -377,21 +321,6 @@ class Unsaved(NativeTrainer):
         return super().compute_loss(outputs, targets) / self.number
 
 
-def train_on_a_rank(rank, folder):
-    trainer = build(Native)
-    trainer.train(points(16), 1, batch_size=4)
-    trainer.number += 10 * rank
-    trainer.save(folder / "saved")
-    other = build(Native)
-    other.load(folder / "saved")
-    return trainer.number, other.number
-
-
-def test_on_several_processes_the_first_ones_state_is_that_of_all(tmp_path):
-    """As of callbacks."""
-    assert run_ranks(train_on_a_rank, 2, tmp_path) == [(4, 4), (14, 4)]
-
-
 # Mistakes
 
 
@@ -400,29 +329,13 @@ def half(kind, method):
     return type("Half", (kind,), {method: lambda self, *args: {}})
 
 
-@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
-def test_a_class_with_one_of_the_two_methods_is_refused(method):
-    with pytest.raises(ConfigurationError, match=f"`{method}` and no"):
-        build(half(NativeTrainer, method))
-
-
-@pytest.mark.parametrize("name", ["simple", "lifecycle", "configured", "modular", "adversarial"])
-def test_a_class_with_one_of_the_two_methods_is_refused_by_every_interface(
-    name, monkeypatch, tmp_path
-):
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_class_with_one_of_the_two_methods_is_refused(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     kind = globals()[name.capitalize()]
     monkeypatch.setitem(globals(), name.capitalize(), half(kind.__mro__[2], "state_dict"))
     with pytest.raises(ConfigurationError, match="Half has `state_dict` and no `load_state_dict`"):
         PROGRAMS[name]()
-
-
-def test_a_load_state_dict_that_takes_no_state_is_refused():
-    kind = type("Odd", (Native,), {"load_state_dict": lambda self: None})
-    with pytest.raises(
-        ConfigurationError, match=r"Odd.load_state_dict does not take the arguments"
-    ):
-        build(kind)
 
 
 @pytest.mark.parametrize("returned", [None, {"seen": {"names": {1, 2}}}])
@@ -431,97 +344,3 @@ def test_a_state_that_cannot_be_saved_is_refused(returned, tmp_path):
     with pytest.raises((ConfigurationError, CheckpointError)):
         trainer.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
-
-
-def test_the_methods_of_a_trainer_are_not_those_of_its_model():
-    with raises("no-trainer-state", "Trainer.state_dict()"):
-        trained(NativeTrainer).state_dict()
-    with raises("no-trainer-state", "Trainer.load_state_dict()"):
-        trained(NativeTrainer).load_state_dict({})
-
-
-# Callbacks
-
-
-class Late:
-    """A callback whose state is made by its first epoch."""
-
-    num_saved = 0
-
-    def on_epoch_start(self, trainer):
-        self.steps = []
-
-    def on_train_step_end(self, trainer, batch, result):
-        self.steps.append(trainer.progress.step)
-
-    on_train_batch_end = lambda self, trainer, *args: self.steps.append(trainer.global_step)  # noqa: E731
-
-    def state_dict(self):
-        type(self).num_saved += 1
-        return {"steps": list(self.steps)}
-
-    def load_state_dict(self, state):
-        self.steps = list(state["steps"])
-
-
-class NativeLate(Late, Callback):
-    on_train_batch_end = None
-
-
-class ModularLate(Late, ModularCallback):
-    on_train_step_end = None
-
-
-def test_loading_calls_load_state_dict_alone(tmp_path):
-    late = NativeLate()
-    trained(NativeTrainer, callbacks=late).save(tmp_path / "saved")
-    again, num_saved = NativeLate(), NativeLate.num_saved
-    build(NativeTrainer, callbacks=again).load(tmp_path / "saved")
-    assert (again.steps, NativeLate.num_saved) == (late.steps, num_saved)
-
-
-def test_loading_calls_load_state_dict_alone_in_the_modular_interface(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    late = ModularLate()
-    trainer = MyTrainer(Config(n_epochs=1, callbacks=[late]))
-    trainer.fit()
-    trainer.save_checkpoint("saved")
-    again, num_saved = ModularLate(), ModularLate.num_saved
-    MyTrainer(Config(n_epochs=1, callbacks=[again])).load_checkpoint("saved")
-    assert (again.steps, ModularLate.num_saved) == (late.steps, num_saved)
-
-
-def test_a_callback_that_cannot_load_its_state_leaves_the_others_as_they_were(tmp_path):
-    class Second(NativeLate):
-        def load_state_dict(self, state):
-            raise KeyError("later")
-
-    trained(NativeTrainer, callbacks=[NativeLate(), Second()]).save(tmp_path / "saved")
-    first = NativeLate()
-    with pytest.raises(
-        CheckpointError, match="nothing was loaded: callbacks: Second failed with KeyError"
-    ):
-        build(NativeTrainer, callbacks=[first, Second()]).load(tmp_path / "saved")
-    assert "steps" not in vars(first)
-
-
-def test_an_empty_state_is_loaded_too(tmp_path):
-    """A rewind to the moment before a callback had any state takes it back there."""
-
-    class Counts(Callback):
-        counts: dict
-
-        def __init__(self):
-            self.counts = {}
-
-        def state_dict(self):
-            return dict(self.counts)
-
-        def load_state_dict(self, state):
-            self.counts = dict(state)
-
-    trainer = build(NativeTrainer, callbacks=(own := Counts()))
-    trainer.save(tmp_path / "saved")
-    own.counts["later"] = 1
-    trainer.load(tmp_path / "saved")
-    assert own.counts == {}

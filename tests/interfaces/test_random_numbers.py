@@ -145,14 +145,6 @@ def test_epochs_of_the_simple_interface_are_one_run_whatever_the_program_draws_b
     assert len(set(drawn)) == len(drawn) == 8
 
 
-def test_a_second_call_of_the_lifecycle_interface_goes_on_with_other_numbers() -> None:
-    trainer = lifecycle()
-    for _ in range(2):
-        trainer.train(DATA, 1)
-    numbers = [one[0] for one in trainer.model.drawn]
-    assert len(set(numbers)) == len(numbers)
-
-
 def test_seed_everything_decides_for_a_modular_config_without_a_seed() -> None:
     drawn = []
     for seed in (1, 2, 1):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import Callback, Trainer
+from loopwright import Trainer
 from loopwright.cli import main
 from loopwright.interfaces.lifecycle import (
     RecordRunCallback,
@@ -24,12 +24,11 @@ from loopwright.interfaces.lifecycle import Trainer as LifecycleTrainer
 from loopwright.interfaces.modular import DreamTrainer, DreamTrainerConfig
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
 from loopwright.run import RunView, find_runs
-from loopwright.tuning import find_learning_rate
 
 from ..distributed.ranks import run_ranks
 from ..forked import call_forked
 from ..loops import build_net
-from ..stored import interfaces, native
+from ..stored import interfaces
 
 PLACES = {  # where the program of an interface is recorded, and with how many updates
     "simple": ("saved", 25),
@@ -133,12 +132,6 @@ def test_each_trainer_of_a_program_and_each_program_gets_a_record_of_its_own(
     assert f"This run is recorded in {Path('watched').absolute()}." in capsys.readouterr().out
 
 
-def test_a_trainer_with_a_run_directory_is_recorded_there_alone(points, tmp_path, monkeypatch):
-    start(tmp_path / "here", monkeypatch, "watched")
-    train_native(points, run_dir="own", progress="silent")
-    assert [path.name for path in find_runs(".")] == ["own"]
-
-
 def test_where_nothing_can_be_written_the_program_trains_all_the_same(
     points, tmp_path, monkeypatch, caplog
 ):
@@ -148,16 +141,6 @@ def test_where_nothing_can_be_written_the_program_trains_all_the_same(
     trainer.log_text("after", "x")
     assert trainer.progress.epoch == 1
     assert "This run is not recorded" in caplog.text
-
-
-def test_a_finder_leaves_no_record(points, tmp_path, monkeypatch):
-    start(tmp_path / "here", monkeypatch, "watched")
-    model = build_net()
-    trainer = Trainer(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(), progress="silent"
-    )
-    find_learning_rate(trainer, points, num_updates=10, batch_size=8)
-    assert find_runs(".") == []
 
 
 def train_on_a_rank(rank, points):
@@ -231,15 +214,6 @@ def test_an_epoch_of_the_users_own_is_recorded_by_what_it_returns(points, tmp_pa
     assert [item.content for item in metrics.media("epoch")] == ["0", "1", "2"]
 
 
-def test_the_best_models_of_a_simple_run_are_events(points, tmp_path):
-    history = simple_trainer().train(
-        DataLoader(points, 8), 3, DataLoader(points, 8), save_dir=tmp_path / "run"
-    )
-    events = [event for event in RunView(tmp_path / "run").metrics.events() if event.kind == "best"]
-    best = [min(history["eval_loss"][: epoch + 1]) for epoch in range(3)]
-    assert [event.detail["value"] for event in events] == list(dict.fromkeys(best))
-
-
 def test_another_run_in_the_same_save_dir_moves_the_record_of_the_first_aside(
     points, tmp_path, capsys
 ):
@@ -289,31 +263,6 @@ def test_a_lifecycle_run_is_recorded_by_a_callback_with_the_metrics_of_its_histo
     assert [point.value for point in run.metrics.epochs("accuracy")] == [0.5]
     assert {item.name for item in run.metrics.media()} == {"before", "picture"}
     assert shown(tmp_path / "run", capsys)["progress"]["limit"] == {"epoch": 4}
-
-
-def lifecycle_in_run(points, dies_at=None):
-    class Dies(TrainerCallback):
-        def on_train_step_start(self, trainer, **kwargs):
-            if trainer._core.progress.step + 1 == dies_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    saving = SaveTrainingStateCallback("states", save_every_n_steps=2, max_checkpoints=1)
-    trainer = lifecycle_trainer(RecordRunCallback("run"), saving, Dies())
-    torch.manual_seed(0)
-    trainer.train(points, 3, points, resume_from=saving.latest)
-
-
-def test_a_lifecycle_run_that_was_killed_goes_on_in_one_record(points, tmp_path):
-    records = {}
-    for name, deaths in (("whole", [None]), ("killed", [8, None])):
-        (tmp_path / name).mkdir()
-        for death in deaths:
-            ended = call_forked(partial(lifecycle_in_run, points, death), tmp_path / name)
-            assert ended.code == (0 if death is None else -signal.SIGKILL), ended.err
-        assert [path.name for path in find_runs(tmp_path / name)] == ["run"]
-        metrics = RunView(tmp_path / name / "run").metrics
-        records[name] = [metrics.steps("loss"), metrics.epochs("eval_loss_epoch")]
-    assert records["killed"] == records["whole"]
 
 
 def lifecycle_by_epochs(points, first, event=None, epoch=None):
@@ -368,23 +317,6 @@ def test_no_epoch_is_lost_from_the_record_of_a_lifecycle_run_that_was_killed(
     assert records["killed"] == records["whole"]
     assert [point.at for point in records["killed"]["eval_loss_epoch"][0]] == [1, 2, 3]
     assert [point.at for point in records["killed"]["once"][0]] == [1]
-
-
-def test_a_lifecycle_run_is_recorded_from_a_state_of_a_run_that_was_not(points, tmp_path):
-    saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1)
-    lifecycle_trainer(saving).train(points, 2, points)
-    trainer = lifecycle_trainer(RecordRunCallback(tmp_path / "run"))
-    trainer.train(points, 3, points, resume_from=tmp_path / "states" / "epoch_2")
-    history = trainer.run_history.get_metric_values("eval_loss_epoch")
-    recorded = RunView(tmp_path / "run").metrics.epochs("eval_loss_epoch")
-    assert [(point.at, point.value) for point in recorded] == [(2, history[1]), (3, history[2])]
-
-
-def test_a_second_lifecycle_run_is_recorded_beside_the_first(points, tmp_path):
-    trainer = lifecycle_trainer(RecordRunCallback(tmp_path / "run"))
-    trainer.train(points, 1)
-    trainer.train(points, 1)
-    assert [path.name for path in find_runs(tmp_path)] == ["run", "run-2"]
 
 
 def test_the_progress_of_a_second_lifecycle_run_is_its_own(points, tmp_path):
@@ -488,16 +420,3 @@ def test_a_modular_trainer_logs_from_its_steps(tmp_path):
         *(("step", number, str(number - 1)) for number in (1, 2)),
         *(("validation", 2, number) for number in ("0", "1")),
     ]
-
-
-def test_a_state_of_a_recorded_run_has_nothing_of_the_record(points, tmp_path, monkeypatch):
-    """The resume points of a program are the same with and without a callback that only looks."""
-
-    class Looks(Callback):
-        def on_media(self, trainer, media):
-            raise AssertionError("nothing is logged here")
-
-    start(tmp_path / "here", monkeypatch)
-    assert native.accumulating()["calls"] > 0
-    assert RunView("run").metrics.media() == []
-    train_native(points, callbacks=Looks(), progress="silent")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import ConfigurationError, Schedule
+from loopwright import Schedule
 from loopwright.interfaces.adversarial import Trainer as AdversarialTrainer
 from loopwright.interfaces.configured import TrainerResult
 from tests.interfaces.configured.parts import CustomTrainer, build_trainer
@@ -63,17 +63,6 @@ def test_the_configured_interface_updates_all_optimizers_of_a_model_with_its_tot
     assert rates == {second.optimizer.param_groups[0]["lr"]}
 
 
-def test_the_configured_interface_names_an_optimizer_of_a_list_that_is_not_there():
-    class Misspelt(CustomTrainer):
-        def train_step(self, batch: Any, model: Any) -> TrainerResult:
-            result = super().train_step(batch, model)
-            self.update(result.total_loss, ["matrices", "vector"])
-            return result
-
-    with pytest.raises(ConfigurationError, match="'vector' is not one of this trainer's"):
-        build_trainer(Misspelt, optimizer={"matrices": matrices, "vectors": vectors}).train()
-
-
 class Colouring(AdversarialTrainer):
     """Two layers, with an optimizer for each or one for both."""
 
@@ -112,13 +101,3 @@ def test_the_adversarial_interface_updates_a_list_of_optimizers_with_one_loss(tm
         for epoch in range(2):
             trainer.train_paired(epoch)
     assert_same_model(trainers[0].net, trainers[1].net)
-
-
-def test_the_adversarial_interface_refuses_a_list_with_an_optimizer_that_it_does_not_have(tmp_path):
-    trainer = Colouring(tmp_path, True)
-    trainer.chosen = [trainer.opt_0, torch.optim.Adam(trainer.net[0].parameters())]
-    with pytest.raises(
-        ConfigurationError,
-        match=r"not one of this trainer's optimizers",
-    ):
-        trainer.train_paired(0)

@@ -3,6 +3,7 @@ interface."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces.configured import TrainerResult
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
 
@@ -26,9 +26,6 @@ from .lifecycle.runs import train as train_lifecycle
 from .modular.programs import Config, MyTrainer
 
 cross_entropy = nn.functional.cross_entropy
-
-
-# simple
 
 
 class OwnStep(SimpleTrainer):
@@ -58,130 +55,6 @@ def test_a_step_that_clips_by_itself_is_the_one_of_the_simple_interface(
     assert_same_model(ours.model, reference.model)
 
 
-def test_the_simple_interface_refuses_a_step_of_ones_own_while_accumulating(
-    points: TensorDataset,
-) -> None:
-    with raises("step-in-window", "training.gradient_accumulation_steps", "2 batches"):
-        simple(OwnStep, gradient_accumulation_steps=2).train(DataLoader(points, 8), 1)
-
-
-def test_a_simple_step_that_only_measures_is_refused(points: TensorDataset, mistake: Any) -> None:
-    class Measuring(SimpleTrainer):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            inputs, targets = self._prepare_batch(batch)
-            return {"loss": self._compute_loss(self._forward_pass(inputs), targets)}
-
-    what = "`train_step` that returns the loss and trains nothing"
-    with mistake(
-        "Interface: simple", what, ConfigurationError, match=r"super\(\)\.train_step\(batch\)"
-    ):
-        simple(Measuring).train(DataLoader(points, 8), 1)
-
-
-def test_a_simple_eval_step_that_returns_nothing_is_refused(
-    points: TensorDataset, mistake: Any
-) -> None:
-    class Silent(SimpleTrainer):
-        def eval_step(self, batch: Any) -> Any:
-            return None
-
-    with mistake(
-        "Interface: simple",
-        "`eval_step` that returns None",
-        ConfigurationError,
-        match="returned None",
-    ):
-        simple(Silent).evaluate(DataLoader(points, 8))
-
-
-# lifecycle
-
-
-@pytest.mark.parametrize("value", [-1.0, 0, float("nan")])
-def test_a_clip_value_that_is_no_limit_is_refused_by_the_lifecycle_interface(
-    points: TensorDataset, mistake: Any, value: float
-) -> None:
-    what = f"`gradient_clip_value={value}`"
-    with mistake("Interface: lifecycle", what, ConfigurationError, match="gradient_clip_value="):
-        train_lifecycle(build_lifecycle(), points, 1, gradient_clip_value=value)
-
-
-def test_a_number_of_accumulated_batches_that_is_none_is_refused_by_the_lifecycle_interface(
-    points: TensorDataset, mistake: Any
-) -> None:
-    what = "`gradient_accumulation_steps=True`"
-    with mistake(
-        "Interface: lifecycle", what, ConfigurationError, match="gradient_accumulation_steps=True"
-    ):
-        train_lifecycle(build_lifecycle(), points, 1, gradient_accumulation_steps=True)
-
-
-# modular
-
-
-@pytest.mark.parametrize("value", [-1.0, 0.0])
-def test_a_clip_value_that_is_no_limit_is_refused_by_the_modular_interface(
-    mistake: Any, value: float
-) -> None:
-    with mistake(
-        "Interface: modular",
-        f"`gradient_clip_val={value}`",
-        ConfigurationError,
-        match=f"gradient_clip_val={value}",
-    ):
-        MyTrainer(replace(Config(), gradient_clip_val=value))
-
-
-def test_clipping_by_a_negative_norm_is_refused_by_the_modular_interface(mistake: Any) -> None:
-    class Clipping(MyTrainer):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = self.criterion(self.model(batch[0]), batch[1])
-            self.backward(loss)
-            self.clip_gradients(self.optimizer, -1.0)
-            return loss
-
-    with mistake(
-        "Interface: modular",
-        "`clip_gradients(optimizer, -1.0)`",
-        ConfigurationError,
-        match="max_norm",
-    ):
-        Clipping(Config()).fit()
-
-
-def test_a_loss_that_is_a_number_is_named_by_the_modular_interface(mistake: Any) -> None:
-    class Numbers(MyTrainer):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.backward(self.criterion(self.model(batch[0]), batch[1]).item())
-
-    with mistake(
-        "Interface: modular",
-        "`backward` of a loss made a number by `.item()`",
-        ConfigurationError,
-        match="`training_step` is a float",
-        hide=r"(?<=float \()[\d.]+",
-    ):
-        Numbers(Config()).fit()
-
-
-def test_backward_in_a_validation_is_refused_by_the_modular_interface(mistake: Any) -> None:
-    class OnValidation(MyTrainer):
-        def validation_step(self, batch: Any, batch_idx: int) -> Any:
-            with torch.enable_grad():
-                self.backward(self.criterion(self.model(batch[0]), batch[1]))
-
-    with mistake(
-        "Interface: modular",
-        "`backward` in `validation_step`",
-        ConfigurationError,
-        match="`validation_step`",
-    ):
-        OnValidation(Config()).fit()
-
-
-# configured
-
-
 class OwnConfiguredStep(CustomTrainer):
     def train_step(self, batch: Any, model: nn.Module) -> TrainerResult:
         result = super().train_step(batch, model)
@@ -200,19 +73,74 @@ def test_a_step_of_ones_own_in_a_configured_trainer_is_taken_once() -> None:
     assert_same_model(trainer.model, train_configured_by_hand(data, epochs=2)[0])
 
 
-def test_an_update_in_an_evaluation_is_refused_by_a_configured_trainer(mistake: Any) -> None:
-    class OnTestData(CustomTrainer):
-        def eval_step(self, batch: Any, model: nn.Module) -> TrainerResult:
-            with torch.enable_grad():
-                result = self.train_step(batch, model)
-                self.update(result.total_loss)
-            return result
+class Measuring(SimpleTrainer):
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        inputs, targets = self._prepare_batch(batch)
+        return {"loss": self._compute_loss(self._forward_pass(inputs), targets)}
 
-    trainer = build_configured(kind=OnTestData, max_epochs=1)
-    with mistake(
-        "Interface: configured",
-        "`self.update` in `eval_step`",
-        ConfigurationError,
-        match="`eval_step`",
-    ):
-        trainer.evaluate("train")
+
+class OnTestData(CustomTrainer):
+    def eval_step(self, batch: Any, model: nn.Module) -> TrainerResult:
+        with torch.enable_grad():
+            result = self.train_step(batch, model)
+            self.update(result.total_loss)
+        return result
+
+
+class ModularStep(MyTrainer):
+    """Makes one mistake with a loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.wrong(self.criterion(self.model(batch[0]), batch[1]))
+
+    def wrong(self, loss: Any) -> None:
+        self.backward(loss)
+
+
+class NegativeNorm(ModularStep):
+    def wrong(self, loss: Any) -> None:
+        self.backward(loss)
+        self.clip_gradients(self.optimizer, -1.0)
+
+
+class Number(ModularStep):
+    def wrong(self, loss: Any) -> None:
+        self.backward(loss.item())
+
+
+class OnValidation(MyTrainer):
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        with torch.enable_grad():
+            self.backward(self.criterion(self.model(batch[0]), batch[1]))
+
+
+Mistake = tuple[Callable[[TensorDataset], Any], str, str]
+MISTAKES: dict[str, Mistake] = {
+    "simple, a plain step while accumulating": (
+        lambda data: simple(OwnStep, gradient_accumulation_steps=2).train(DataLoader(data, 8), 1),
+        "step-in-window", "training.gradient_accumulation_steps"),
+    "simple, a step that only measures": (
+        lambda data: simple(Measuring).train(DataLoader(data, 8), 1),
+        "returned-loss-only", "super().train_step(batch)"),
+    "lifecycle, a clip value that is no limit": (
+        lambda data: train_lifecycle(build_lifecycle(), data, 1, gradient_clip_value=-1.0), "", "gradient_clip_value="),
+    "lifecycle, a number of batches that is none": (
+        lambda data: train_lifecycle(build_lifecycle(), data, 1, gradient_accumulation_steps=True),
+        "", "gradient_accumulation_steps=True"),
+    "modular, a clip value that is no limit": (
+        lambda data: MyTrainer(replace(Config(), gradient_clip_val=0.0)), "", "gradient_clip_val=0.0"),
+    "modular, a negative norm": (lambda data: NegativeNorm(Config()).fit(), "", "max_norm"),
+    "modular, a loss that is a number": (lambda data: Number(Config()).fit(), "not-a-loss", "`training_step`"),
+    "modular, backward in a validation": (
+        lambda data: OnValidation(Config()).fit(), "update-in-evaluation", "`validation_step`"),
+    "configured, an update in an evaluation": (
+        lambda data: build_configured(kind=OnTestData, max_epochs=1).evaluate("train"),
+        "update-in-evaluation", "`eval_step`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_named_in_the_words_of_its_interface(what: str, points: TensorDataset) -> None:
+    make, code, value = MISTAKES[what]
+    with raises(code or "number", value):
+        make(points)

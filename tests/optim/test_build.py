@@ -101,13 +101,6 @@ def test_a_model_with_sparse_gradients_gets_no_fused_optimizer_which_has_none():
     assert not torch.equal(model.weight, before)
 
 
-def test_a_factory_that_returns_a_schedule_is_told_to_stand_inside_of_it():
-    net = build_linear()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with raises("schedule-in-factory"):
-        build_schedule(lambda made: Schedule(StepLR(made, 1), every="update"), optimizer)
-
-
 def test_an_optimizer_object_stays_the_object_it_is():
     optimizer = torch.optim.Adam(build_linear().parameters())
     assert build_optimizer(optimizer, lambda: pytest.fail("asked for parameters")) is optimizer

@@ -144,11 +144,6 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(points):
         train(trainer, points)
 
 
-def test_a_pattern_that_is_no_regular_expression_is_refused():
-    with raises("regular-expression", "'re:('"):
-        built(AdamW(modifiers={"re:(": {"lr_scale": 0.1}}))
-
-
 def test_a_model_without_layers_has_no_rates():
     with raises("no-layers"):
         layer_rates(nn.Linear(2, 2), 0.1)

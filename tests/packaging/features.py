@@ -85,16 +85,15 @@ def use_onnx() -> None:
 
 
 def use_pillow() -> None:
-    from loopwright.interfaces.adversarial.dataset import read_image
-    from loopwright.interfaces.adversarial.live import write_image
+    from loopwright.interfaces.adversarial.images import read_image, write_image
 
-    write_image(Path("picture.png"), torch.zeros(3, 8, 8, dtype=torch.uint8))
+    write_image(Path("picture.png"), torch.zeros(3, 8, 8))
     assert read_image(Path("picture.png"), (4, 4), 3).shape == (3, 4, 4)
 
 
 def use_kornia() -> None:
     from loopwright.interfaces.adversarial.config import PairAugmentation
-    from loopwright.interfaces.adversarial.dataset import pair_changes
+    from loopwright.interfaces.adversarial.images import pair_changes
 
     (flip,) = pair_changes(PairAugmentation(h_flip_chance=1.0), 8)
     assert torch.equal(flip(torch.eye(8)[None]), torch.eye(8)[None].flip(-1))

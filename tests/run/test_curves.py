@@ -18,7 +18,6 @@ from loopwright.run.curves import step_curve
 from loopwright.run.metrics_view import MetricsCursor
 from loopwright.run.schema import open_for_reading
 from tests.demo_runs import grow, make_demo_run
-from tests.metrics.step_rows import rows_of
 
 ROWS = 40_000
 
@@ -235,7 +234,7 @@ def test_only_what_is_new_is_given_since_a_cursor(tmp_path):
 
 def test_after_a_resume_that_removed_rows_all_is_given_again(tmp_path):
     run = make_demo_run(tmp_path / "run", steps=600, epochs=3)
-    view = MetricsView(run / "metrics.sqlite", keep_open=True)
+    view = MetricsView(run / "metrics.sqlite")
     cursor = view.cursor()
     store = MetricsStore(run / "metrics.sqlite")
     store.truncate(step=500, epoch=2)
@@ -248,21 +247,6 @@ def test_after_a_resume_that_removed_rows_all_is_given_again(tmp_path):
     )
     (run / "metrics.sqlite").unlink()
     assert view.since(changes.cursor, ["loss"]).is_reset
-    view.close()
-
-
-def test_a_view_that_is_kept_open_sees_what_is_written_later(tmp_path):
-    path = tmp_path / "metrics.sqlite"
-    view = MetricsView(path, keep_open=True)
-    for step in range(1, 6):
-        store = MetricsStore(path)
-        store.add_steps(rows_of([(step, step, "loss", 1.0)]))
-        store.flush()
-        assert view.curve("loss").places == list(range(1, step + 1))  # while it is written
-        store.close()
-        # and at rest
-        assert view.curve("loss").places == view.curve("loss").places == list(range(1, step + 1))
-    view.close()
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_a_stored_run_directory_can_be_looked_at(
     assert view.state == "crashed"
     assert view.progress.update
     assert view.problems == []
-    assert view.metrics.steps(view.metrics.step_names()[0])
+    assert view.metrics.steps(view.step_names[0])
     assert all(view.metrics.epochs(name) for name in view.epoch_names)
     assert loopwright.load_weights(
         run, model=next(iter(read_checkpoint(view.checkpoints()[-1].path).tree["models"]))

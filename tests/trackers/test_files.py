@@ -153,7 +153,6 @@ def test_a_resumed_file_loses_what_comes_after_and_a_line_that_was_cut(tmp_path,
     tracker.log([row(4, loss=4.0), row(4, "epoch", 2, eval_loss=4.5)])
     with open(path, "ab") as file:
         file.write(b"step,5,5,0,")  # the process was killed here
-    tracker._close()
     tracker = kind(path)
     tracker.start(TrackedRun("run", step=3, epoch=1))
     tracker.log([row(4, loss=40.0)])

@@ -193,10 +193,8 @@ def test_mistakes_in_media_are_answered_with_what_to_write():
         trainer.log_image("fake", torch.rand(3, 4, 4), captions="x")
     with raises("media-type", "log_table"):
         trainer.log_text("fake", {"a": 1})
-    with pytest.raises(ConfigurationError, match=r"log_image\('img', ...\)"):
+    with raises("logged-value", "'img'", "log_image"):
         trainer.log({"img": torch.rand(3, 4, 4)})
-    with pytest.raises(ConfigurationError, match=r"log_text\('note', ...\)"):
-        trainer.log({"note": "better"})
 
 
 def test_an_image_for_log_step_is_refused_where_it_is_called(points):
@@ -204,17 +202,8 @@ def test_an_image_for_log_step_is_refused_where_it_is_called(points):
         def on_train_step_end(self, trainer, batch, result):
             trainer.log_step({"img": torch.rand(3, 4, 4)})
 
-    with pytest.raises(ConfigurationError, match=r"log_image\('img', ...\)"):
+    with raises("logged-value", "'img'", "log_image"):
         build(LogsPictures()).train(head(points, 8))
-
-
-def test_a_step_that_returns_an_image_is_told_what_logs_it(points):
-    class Returns(Trainer):
-        def train_step(self, batch):
-            return {"loss": super().train_step(batch).loss, "img": torch.rand(2, 3, 4, 4)}
-
-    with pytest.raises(ConfigurationError, match=r"log_images\('img', ...\)"):
-        build(kind=Returns).train(head(points, 8))
 
 
 def test_nonfinite_values_are_said_once_for_each_name(points, capsys):

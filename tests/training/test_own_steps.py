@@ -3,6 +3,7 @@ hand, bit for bit; and refused where it cannot be right."""
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import LBFGS, SGD, Adam
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, NonFiniteLossError
@@ -118,14 +119,6 @@ def test_gradients_that_the_user_clips_are_not_clipped_again(points, options):
     assert_same_model(ours, theirs)
 
 
-def test_the_smaller_of_two_norms_decides(points):
-    ours, theirs = build_net(), build_net()
-    own(Clipping, ours, clip_norm=0.1).train(points, 1, batch_size=8)
-    train_by_hand(theirs, sgd(theirs.parameters()), points, clip_norm=0.1)
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_a_plain_step_emits_the_event_of_an_update(points):
     class Norms(Callback):
         seen: list[float]
@@ -168,6 +161,41 @@ def test_a_scheduler_that_the_user_steps_is_not_stepped_again(points, places):
         train_by_hand(theirs, other, points, epochs=2, every_update=rate(other))
         assert_same_model(ours, theirs)
     assert trainer.schedules["scheduler"].scheduler.last_epoch == 10
+
+
+def decay(optimizer: Any) -> ExponentialLR:
+    return ExponentialLR(optimizer, 0.9)
+
+
+class SignalAt(Callback):
+    def on_update_end(self, trainer):
+        if trainer.progress.update == 5:  # the last of the epoch, which is not over yet
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_scheduler_of_epochs_that_the_user_steps_is_the_users(points, tmp_path, is_resumed):
+    ours, theirs = build_net(), build_net()
+    other = sgd(theirs.parameters())
+    options = {"scheduler": decay, "run_dir": tmp_path / "run"}
+    if is_resumed:
+        with pytest.raises(SystemExit):
+            own(with_scheduler("os"), callbacks=[SignalAt()], **options).train(
+                points, 2, batch_size=8
+            )
+    trainer = own(with_scheduler("os"), ours, **options)
+    trainer.train(points, 2, batch_size=8)
+    train_by_hand(theirs, other, points, epochs=2, every_update=decay(other))
+    assert_same_model(ours, theirs)
+    assert trainer.schedules["scheduler"].scheduler.last_epoch == trainer.progress.update == 10
+
+
+def test_a_scheduler_of_epochs_is_the_trainers_beside_plain_steps(points):
+    ours, theirs = build_net(), build_net()
+    other = sgd(theirs.parameters())
+    own(ZeroFirst, ours, scheduler=decay).train(points, 3, batch_size=8)
+    train_by_hand(theirs, other, points, epochs=3, every_epoch=decay(other))
+    assert_same_model(ours, theirs)
 
 
 @pytest.mark.parametrize("places", ["oo", "osos", "oos", "oso"])
@@ -230,19 +258,29 @@ def test_a_plain_step_of_unscaled_gradients_is_refused_with_fp16(points):
         own(ZeroFirst, precision="fp16").train(points, 1, batch_size=8)
 
 
-def test_a_second_forward_pass_in_bf16_sees_the_weights_after_the_step(points):
-    """Autocast keeps casts of weights as long as its context lasts, which is the whole step."""
+@pytest.mark.parametrize("is_caught", [False, True])
+def test_autocast_is_as_before_after_a_step_that_raised(points, is_caught):
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("no step")
 
-    class Looking(Own):
+    class Catching(ZeroFirst):
         def train_step(self, batch):
-            before = self.loss(batch)
-            before.backward()
-            self.optimizer.step()
-            after = self.loss(batch)
-            assert not torch.equal(before, after)
-            return after
+            try:
+                super().train_step(batch)
+            except RuntimeError:
+                if not is_caught:
+                    raise
 
-    own(Looking, build_linear(), precision="bf16").train(points, 1, batch_size=8)
+    model = build_linear()
+    optimizer = Failing(model.parameters(), lr=0.1)
+    trainer = Catching(model, optimizer, progress="silent", precision="bf16")
+    with pytest.raises(Exception, match="no optimizer was stepped" if is_caught else "no step"):
+        trainer.train(points, 1, batch_size=8)
+    assert not torch.is_autocast_enabled("cpu")
+    nesting = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    assert nesting == 1
 
 
 def test_a_step_of_an_optimizers_subclass_is_one_step(points):
@@ -400,8 +438,18 @@ def test_update_does_not_add_to_gradients_that_a_plain_step_of_another_optimizer
             self.d_opt.step()
             self.update(self.g(batch[0]).square().mean(), "g_opt")
 
+    class Noting(Leaking):
+        def train_step(self, batch):
+            before.append(self.g.weight.detach().clone())
+            try:
+                super().train_step(batch)
+            finally:
+                before.append(self.g.weight.detach().clone())
+
+    before: list[Tensor] = []
     with raises("stray-gradients", "'g_opt'"):
-        fit_pair(Leaking, points)
+        fit_pair(Noting, points)
+    assert torch.equal(*before)  # refused before the update
 
 
 # `update` and `step` of one optimizer
@@ -421,8 +469,10 @@ class UpdateAfterStep(ZeroFirst):
 
 @pytest.mark.parametrize("kind", [StepAfterUpdate, UpdateAfterStep])
 def test_one_optimizer_is_stepped_in_one_way(points, kind):
+    trainer = own(kind)
     with raises("step-and-update", "self.update(loss)", "'optimizer'"):
-        own(kind).train(points, 1, batch_size=8)
+        trainer.train(points, 1, batch_size=8)
+    assert trainer.run.updates.by_name["optimizer"].num_updates == 1  # refused before the second
 
 
 def test_steps_may_take_turns_with_update(points):
@@ -533,7 +583,8 @@ def test_gradients_may_be_left_to_a_later_step_only_where_nothing_is_to_be_resum
         fit_pair(EveryOther, points, run_dir=tmp_path / "run")
 
 
-def test_unused_gradients_of_an_earlier_step_are_no_obstacle(points, tmp_path):
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_unused_gradients_of_an_earlier_step_are_no_obstacle(points, tmp_path, set_to_none):
     class Rarely(Pair):
         def train_step(self, batch):
             fake = self.g(batch[0])
@@ -541,7 +592,7 @@ def test_unused_gradients_of_an_earlier_step_are_no_obstacle(points, tmp_path):
             self.d(fake).mean().backward()  # not detached, so that it reaches the generator
             self.d_opt.step()
             if self.progress.step % 2:
-                self.g_opt.zero_grad()
+                self.g_opt.zero_grad(set_to_none)
                 self.g(batch[0]).square().mean().backward()
                 self.g_opt.step()
 

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from loopwright import Callback, Trainer
+from loopwright import Trainer
 from loopwright.callbacks import EMA, Freeze
 from loopwright.checkpoint import snapshot
 from loopwright.checkpoint.compare import compare_trees
@@ -22,7 +22,6 @@ from loopwright.schedules import Cosine
 from loopwright.training.state import capture
 from loopwright.tuning import LearningRateScan, find_learning_rate
 from tests.loops import assert_same_model, batches, build_linear, build_net
-from tests.mistakes import raises
 
 
 def make_trainer(model: nn.Module | None = None, **options) -> Trainer:
@@ -57,13 +56,6 @@ def test_losses_are_those_of_a_loop_with_growing_rates(points):
     assert scan.losses == tuple(losses)
     assert scan.rates == tuple(1e-3 * 1000.0 ** (number / 9) for number in range(10))
     assert scan.reason == "all 10 updates were taken"
-
-
-def test_an_update_of_several_batches_has_one_loss(points):
-    scan = find_learning_rate(
-        make_trainer(accumulate=2), points, num_updates=5, batch_size=8, stop_factor=1e9
-    )
-    assert len(scan.losses) == 5
 
 
 class Counting(nn.Module):
@@ -133,21 +125,6 @@ def test_training_after_a_scan_is_the_training_without_one(points):
     other.train(points, 2, batch_size=8)
     assert_same_model(trainer.model, other.model)
     assert trainer.history.epochs == other.history.epochs
-
-
-def test_nothing_is_written_and_callbacks_hear_nothing(points, tmp_path):
-    class Loud(Callback):
-        heard = 0
-
-        def on_train_step_end(self, trainer, batch, result):
-            self.heard += 1
-
-    loud = Loud()
-    find_learning_rate(
-        make_trainer(callbacks=[loud], run_dir=tmp_path / "run"), points, num_updates=5
-    )
-    assert loud.heard == 0
-    assert not (tmp_path / "run").exists()
 
 
 def test_frozen_layers_stay_frozen_while_it_scans_and_are_as_before_afterwards(points):
@@ -258,12 +235,6 @@ def test_a_stateful_loader_is_left_where_it_was(points):
     assert loader.at == 3
 
 
-def test_it_can_be_drawn(points, tmp_path):
-    path = tmp_path / "scan.png"
-    find_learning_rate(make_trainer(), points, num_updates=5, batch_size=8).plot(path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 MISTAKES = {
     "rates the wrong way round": ({"lowest": 1.0, "highest": 0.1}, "0 < lowest < highest"),
     "too few updates": ({"num_updates": 2}, "3 or more"),
@@ -274,31 +245,3 @@ MISTAKES = {
 def test_what_cannot_be_scanned_is_refused(points, options, message):
     with pytest.raises(ConfigurationError, match=message):
         find_learning_rate(make_trainer(), points, **options)
-
-
-def test_with_several_optimizers_one_has_to_be_named(points):
-    class Two(Trainer):
-        def configure_models(self):
-            self.first, self.second = build_net(), build_linear()
-
-        def configure_optimizers(self):
-            self.slow = torch.optim.SGD(self.first.parameters(), lr=0.5)
-            self.fast = torch.optim.SGD(self.second.parameters(), lr=0.1)
-
-        def train_step(self, batch):
-            loss = nn.functional.cross_entropy(
-                self.first(batch[0]) + self.second(batch[0]), batch[1]
-            )
-            self.update(loss, self.slow, retain_graph=True)
-            self.update(loss, self.fast)
-            return loss
-
-    with raises("which-optimizer-to-scan", "several optimizers (slow, fast)"):
-        find_learning_rate(Two(progress="silent"), points)
-
-
-def test_a_loader_with_workers_of_its_own_is_scanned_and_ended(points):
-    loader = DataLoader(points, 8, shuffle=True)
-    assert (
-        len(find_learning_rate(make_trainer(), loader, num_updates=6, stop_factor=1e9).losses) == 6
-    )

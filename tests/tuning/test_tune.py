@@ -3,8 +3,6 @@ timed."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +15,7 @@ from loopwright.tuning.tune import Tuner
 from tests.distributed.ranks import run_ranks
 from tests.loops import build_net
 from tests.mistakes import raises
-from tests.tuning.tries import (
-    CHEAP,
-    Pictures,
-    Samples,
-    build,
-    cross_entropy,
-    own_optimizer,
-    tried,
-)
+from tests.tuning.tries import CHEAP, Pictures, Samples, build, cross_entropy, own_optimizer, tried
 
 pytestmark = pytest.mark.usefixtures("few_updates")
 
@@ -110,16 +100,6 @@ def test_batches_are_doubled_while_they_are_faster_up_to_the_data_set(hand_clock
     assert tuning.suggestion == {"batch_size": 64}
 
 
-def test_batches_are_not_doubled_further_once_they_are_no_faster(hand_clock):
-    tuning = hand_clock.trainer(per_step=0.0, per_sample=1e-5).tune(
-        Samples(100), batch_size=8, only=["batch_size"]
-    )
-    assert tried(tuning) == ["batch size 16"]
-    assert tuning.rows[0].verdict == "no difference"
-    assert tuning.suggestion == {}
-    assert "Nothing is worth changing" in str(tuning)
-
-
 def test_what_is_worth_it_is_tried_together_and_apart_from_what_changes_the_numbers(hand_clock):
     """Twice the threads take half the time, in a model whose time is by step."""
     trainer = hand_clock.trainer(per_step=1e-3, per_sample=0.0, is_threaded=True)
@@ -164,11 +144,6 @@ def test_progress_is_shown_as_the_tries_end(capsys):
     )
 
 
-def test_a_silent_trainer_prints_nothing(capsys):
-    build().tune(Samples(), batch_size=8, only=["fused"])
-    assert capsys.readouterr().out == ""
-
-
 def test_mistakes():
     trainer = build()
     with raises("unknown-setting", "does not know"):
@@ -190,12 +165,6 @@ def test_on_several_processes_it_is_refused():
     assert "tune was called on 2 processes" in text
 
 
-def test_an_import_of_the_trainer_does_not_import_what_tunes():
-    assert "loopwright.tuning.tune" in sys.modules  # by this test
-    source = Path(tune.__file__).parents[1] / "trainer.py"
-    assert "\nfrom .tuning" not in source.read_text()
-
-
 def test_a_step_that_stays_eager_beside_other_settings_is_not_part_of_the_row(monkeypatch):
     class Own(Trainer):
         def train_step(self, batch: Any) -> Any:
@@ -214,14 +183,3 @@ def test_a_step_that_stays_eager_beside_other_settings_is_not_part_of_the_row(mo
     assert row.note.startswith(
         "same numbers, to rounding; not compiled: `train_step` is overridden"
     )
-
-
-def test_a_part_that_torch_left_as_it_is_is_not_said_to_be_compiled(
-    points, monkeypatch, hand_clock
-):
-    monkeypatch.setattr("loopwright.tuning.tune_settings.compile_in_place", lambda module: None)
-    trainer = hand_clock.trainer(per_step=1e-3, per_sample=0.0)
-    (row,) = (
-        Tuner(trainer, points, batch_size=8, only=["compile"], compile_choices=["model"]).run().rows
-    )
-    assert row.note.endswith("compiling took no time: torch seems to have compiled nothing")

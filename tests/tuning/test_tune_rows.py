@@ -37,18 +37,6 @@ def test_memory_that_runs_out_is_a_row():
     assert row.note == "memory ran out; it would fit in micro-batches"
 
 
-def test_memory_that_runs_out_whatever_the_size_is_a_row():
-    class Hungry(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            if torch.is_autocast_enabled("cpu"):
-                raise MemoryError
-            return super().forward(x)
-
-    assert (
-        only_row(build(Hungry(6, 3)).tune(Samples(), only=["precision"])).note == "memory ran out"
-    )
-
-
 def test_a_batch_that_would_not_fit_is_not_tried_on_the_cpu(monkeypatch):
     monkeypatch.setattr("loopwright.tuning.tune.available_memory", lambda: 100)
     row = only_row(build().tune(Samples(), batch_size=8, only=["batch_size"]))
@@ -83,7 +71,7 @@ def test_a_failing_compilation_is_a_row(monkeypatch):
     def fail(module: nn.Module) -> None:
         raise RuntimeError("no compiler on this machine")
 
-    monkeypatch.setattr("loopwright.tuning.tune_settings.compile_in_place", fail)
+    monkeypatch.setattr("loopwright.tuning.tune.compile_in_place", fail)
     tuner = Tuner(build(), Samples(), batch_size=8, only=["compile"], compile_choices=["model"])
     assert only_row(tuner.run()).note == "RuntimeError: no compiler on this machine"
 
@@ -133,13 +121,6 @@ def test_a_loader_is_built_anew_with_all_its_other_settings():
     assert tuning.present["batch_size"] == 8
 
 
-def test_a_loader_with_workers_is_tried_without():
-    loader = DataLoader(Samples(40), batch_size=8, num_workers=1, persistent_workers=True)
-    tuning = build().tune(loader, only=["workers"])
-    assert tried(tuning) == ["0 workers", "2 workers"]
-    assert not [row.note for row in tuning.rows if row.verdict == "failed"]
-
-
 def test_a_batch_sampler_of_its_own_stays():
     sampler = torch.utils.data.BatchSampler(
         torch.utils.data.SequentialSampler(range(40)), 8, drop_last=False
@@ -169,17 +150,6 @@ def test_an_iterable_data_set_is_read_in_other_batches_and_by_no_more_workers(da
     assert "unless the data set divides itself" in tuning.not_tried["workers"]
 
 
-def test_a_list_of_batches_stays_as_it_is(points):
-    batches = [
-        (points.tensors[0][at : at + 8], points.tensors[1][at : at + 8]) for at in range(0, 32, 8)
-    ]
-    tuning = build().tune(batches, only=["workers", "batch_size", "fused"])
-    assert tried(tuning) == ["fused optimizer"]
-    reason = "a list already has batches: pass the data set itself"
-    assert tuning.not_tried == {"workers": reason, "batch_size": reason}
-    assert "batches as they are" in str(tuning)
-
-
 class Resumable:
     """Batches that go on from where they were left, over all epochs."""
 
@@ -204,15 +174,3 @@ def test_data_with_a_position_is_where_it_was_afterwards():
     tuning = build().tune(data, only=["fused"])
     assert tried(tuning) == ["fused optimizer"]
     assert data.position == 7
-
-
-def test_the_data_of_the_trainer_is_the_default():
-    class WithData(Trainer):
-        def configure_data(self) -> tuple[Any, Any]:
-            return Samples(), None
-
-    model = build_net()
-    tuning = WithData(model, own_optimizer(model), cross_entropy, progress="silent").tune(
-        only=["fused"]
-    )
-    assert tuning.present["batch_size"] == 32

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loopwright import Callback
 from loopwright.callbacks import EMA
 from loopwright.checkpoint.compare import compare_trees
 from loopwright.errors import Interrupted
@@ -69,18 +68,6 @@ def test_training_afterwards_is_the_training_of_a_trainer_that_tried_nothing(poi
     assert trainers[0].model.conv.weight.stride() == trainers[1].model.conv.weight.stride()
 
 
-def test_callbacks_of_the_user_take_no_part(points):
-    class Loud(Callback):
-        heard = 0
-
-        def on_train_step_end(self, trainer, batch, result):
-            self.heard += 1
-
-    loud = Loud()
-    build(callbacks=[loud]).tune(points, batch_size=8, only=["fused"])
-    assert loud.heard == 0
-
-
 def eager_compile(module: nn.Module) -> None:
     """As `compile_in_place`, without the seconds of the compiler."""
     module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
@@ -108,7 +95,7 @@ def test_compiled_parts_are_called_in_their_tries_only(points, monkeypatch):
     def note(module: nn.Module) -> None:
         module._compiled_call_impl = Note(module)
 
-    monkeypatch.setattr("loopwright.tuning.tune_settings.compile_in_place", note)
+    monkeypatch.setattr("loopwright.tuning.tune.compile_in_place", note)
     model = nn.Sequential(Block(), Block(), nn.Linear(6, 3))
     tuner = Tuner(
         build(model), points, batch_size=8, only=["compile"], compile_choices=["model", "blocks"]
@@ -121,7 +108,7 @@ def test_compiled_parts_are_called_in_their_tries_only(points, monkeypatch):
 
 
 def test_a_compiled_trainer_is_also_tried_as_it_is(points, monkeypatch):
-    for place in ("runtime.fsdp", "tuning.tune_settings"):
+    for place in ("runtime.fsdp", "tuning.tune"):
         monkeypatch.setattr(f"loopwright.{place}.compile_in_place", eager_compile)
     model = build_net()
     trainer = build(model, compile="model")

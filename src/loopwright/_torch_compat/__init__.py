@@ -235,8 +235,8 @@ def persistent_iterator(loader: DataLoader[Any]) -> Any:
 
 
 def workers_of(batches: Any) -> list[Any]:
-    """The worker processes of a loader's iterator. Since 1.0."""
-    workers: list[Any] = batches._workers
+    """The worker processes of a loader's iterator; none of another one. Since 1.0."""
+    workers: list[Any] = getattr(batches, "_workers", [])
     return workers
 
 

@@ -55,14 +55,14 @@ class BestMetric(Watching):
             self.ignored_events = (*self.ignored_events, "on_train_epoch_end")
 
     def metric_names(self, known: set[str]) -> set[str]:
-        return set(self._values(dict.fromkeys(self.also, 0.0)))
+        others = {f"{name}_at_best_{self.metric}" for name in self.also}
+        return {f"best_{self.metric}", *others}
 
     def required_metrics(self) -> set[str]:
         return {self.metric, *self.also}
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        self._add(value, self.interval.now(trainer.progress), metrics)
-        values = self._values(self.others)
+        values = self._with(value, self.interval.now(trainer.progress), metrics)
         if self.interval.unit != "epoch":
             trainer.log_step(values)
             trainer.log(values)
@@ -74,8 +74,7 @@ class BestMetric(Watching):
         metrics = logged_metrics(trainer)
         epoch = trainer.progress.epoch + 1
         if self.interval.is_due_after_epoch(epoch) and self.metric in metrics:
-            self._add(metrics[self.metric], epoch, metrics)
-            trainer.log(self._values(self.others))
+            trainer.log(self._with(metrics[self.metric], epoch, metrics))
 
     def on_train_end(self, trainer: Trainer) -> None:
         if self.best is not None:
@@ -83,14 +82,13 @@ class BestMetric(Watching):
                 f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}"
             )
 
-    def _add(self, value: float, at: int, metrics: Mapping[str, float]) -> None:
+    def _with(self, value: float, at: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Take one more value, and return what is to be logged then."""
         if self.watched.add(value, at):
             self.others = {name: metrics[name] for name in self.also if name in metrics}
-
-    def _values(self, others: Mapping[str, float]) -> dict[str, float]:
         best = math.nan if self.best is None else self.best
-        at_best = {f"{name}_at_best_{self.metric}": value for name, value in others.items()}
-        return {f"best_{self.metric}": best} | at_best
+        at_best = {f"{name}_at_best_{self.metric}": other for name, other in self.others.items()}
+        return {f"best_{self.metric}": best, **at_best}
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "best_at": self.best_at, "others": dict(self.others)}
@@ -142,10 +140,10 @@ class ModelKeeper(Watching):
         """Open the kept models; refuse another keeper by this metric, which would remove them."""
         from ..checkpoint import AsyncWriter, KeptModels
 
-        run = trainer.run.files.directory
-        if run is None or self.kept:
+        run = trainer.run
+        if run.files.directory is None or self.kept:
             return
-        keepers = [other for other in trainer.run.callbacks if isinstance(other, ModelKeeper)]
+        keepers = [other for other in run.callbacks if isinstance(other, ModelKeeper)]
         for other in keepers:
             if other is not self and other.metric == self.metric:
                 raise ConfigurationError(
@@ -155,13 +153,15 @@ class ModelKeeper(Watching):
                 )
         for policy in self.policies():
             writer = AsyncWriter(
-                self.on_error,
-                group=trainer.run.writing_group(),
-                check=trainer.run.components.finite,
+                self.on_error, group=run.writing_group(), check=run.components.finite
             )
-            self.kept.append(
-                KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
+            kept = KeptModels(
+                run.files.directory.kept,
+                policy,
+                writer=writer,
+                resume_points=run.files.directory.checkpoints,
             )
+            self.kept.append(kept)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
         is_best = self.watched.add(value, self.interval.now(trainer.progress))
@@ -169,24 +169,17 @@ class ModelKeeper(Watching):
             trainer.run.note("best", f"{self.metric} {value:.6g}", metric=self.metric, value=value)
         self.keep_model(trainer, value, metrics, is_best=is_best)
 
-    def model_name(self, trainer: Trainer, label: str) -> str:
-        """The name of a model of this moment, with a label where there may be several."""
-        from ..checkpoint.store import metric_label, update_name
-
-        name = update_name(trainer.progress.update)
-        return f"{name}-{metric_label(label)}" if label else name
-
     def hold(
         self,
         trainer: Trainer,
         kept: KeptModels,
         value: float,
         metrics: Mapping[str, float],
-        label: str,
+        name: str,
     ) -> None:
         """Take a copy of the weights, which `write_held` writes."""
         kept.hold(
-            self.model_name(trainer, label),
+            name,
             {"models": trainer.run.capture_models()},
             trainer.run.checkpoint_meta() | {"metrics": dict(metrics)},
             value=value,
@@ -230,6 +223,15 @@ class ModelKeeper(Watching):
         self.write_held()
         for kept in self.kept:
             finish_writing(trainer, kept.writer)
+
+
+def _model_name(trainer: Trainer, label: str = "") -> str:
+    """The name of a model of this moment, with a label where there may be several."""
+    from ..checkpoint import update_name
+    from ..checkpoint.store import metric_label
+
+    name = update_name(trainer.progress.update)
+    return f"{name}-{metric_label(label)}" if label else name
 
 
 class BestModel(ModelKeeper):
@@ -276,7 +278,6 @@ class BestModel(ModelKeeper):
         self.keep = keep
         self.restore = restore
         self.required = required
-        self._label = ""  # part of the names of its models, where several callbacks keep models
         self._weights: dict[str, Any] | None = None
 
     @property
@@ -297,8 +298,6 @@ class BestModel(ModelKeeper):
                 "trainer, or `BestModel(restore=True)` to get the best weights back when training "
                 "ends."
             )
-        others = [c for c in trainer.run.callbacks if isinstance(c, BestModel) and c is not self]
-        self._label = self.metric if others else ""
         super().on_train_start(trainer)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
@@ -316,12 +315,13 @@ class BestModel(ModelKeeper):
                 self._weights = snapshot(trainer.run.capture_models())
             return
         (kept,) = self.kept
-        name = self.model_name(trainer, self._label)
+        num_keepers = sum(isinstance(other, BestModel) for other in trainer.run.callbacks)
+        name = _model_name(trainer, self.metric if num_keepers > 1 else "")
         wants = trainer.runtime.is_main and kept.wants(name, value, trainer.progress.update)
         is_time = monotonic() - self._written_at >= MIN_SECONDS
         wants, is_time = trainer.runtime.broadcast_object((wants, is_time))
         if wants:
-            self.hold(trainer, kept, value, metrics, self._label)
+            self.hold(trainer, kept, value, metrics, name)
         if is_time:
             self.write_held()
 
@@ -409,7 +409,8 @@ class BestCheckpoint(ModelKeeper):
         most_bad = self.watched.so_far.most_bad
         for kept, tolerance in zip(self.kept, (math.inf, *self.tolerances), strict=True):
             if is_best and most_bad <= tolerance:
-                self.hold(trainer, kept, value, metrics, kept.policy.metric)
+                name = _model_name(trainer, kept.policy.metric)
+                self.hold(trainer, kept, value, metrics, name)
         self.write_held()
 
     def state_dict(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class RunRecorder(Callback):
         self._is_open = False  # whether a `train` call is under way
         self._has_started = False
         self._has_left = False  # whether the end by a signal is recorded
-        self._ended_at: tuple[int, int] | None = None  # step and epoch of the last `train` call
+        self._left: tuple[int, ...] | None = None  # `_state_of` the end of the last `train` call
         self._tree: WorkTree | None = None  # while git is at work
         self._unwritten: dict[str, Any] = {}  # changes of the manifest that could not be written
         self._modes: dict[str, Mode | None] = {}  # of the metrics that epochs have had so far
@@ -108,7 +108,7 @@ class RunRecorder(Callback):
         self._metrics = MetricsStore(directory.metrics_path)
         at = trainer.progress
         is_resumed = at.step > 0 and not self._has_started
-        if self._ended_at != (at.step, at.epoch) and directory.metrics_path.exists():
+        if directory.metrics_path.exists() and _state_of(directory, trainer) != self._left:
             # after the resume point that this process continues, or after the call before
             was_finished = None if self._has_started else trainer.run.call.was_finished
             self._metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
@@ -293,7 +293,8 @@ class RunRecorder(Callback):
         if self._metrics is not None:
             self._write(self._metrics.flush)  # which ends training if it fails
         self._close(trainer, *_ending(trainer))
-        self._ended_at = (trainer.progress.step, trainer.progress.epoch)
+        if self._directory is not None and self._directory.metrics_path.exists():
+            self._left = _state_of(self._directory, trainer)
 
     def finish_again(self, trainer: Trainer) -> None:
         """Note the end of a run that was killed between its last resume point and the end of the
@@ -393,6 +394,13 @@ class RunRecorder(Callback):
             return
         self._unwritten |= changes
         self._write(_update, self._directory.manifest_path, self._unwritten)
+
+
+def _state_of(directory: RunDirectory, trainer: Trainer) -> tuple[int, ...]:
+    """The position of the run, and the date and size of its metrics: where they are the same,
+    nothing is after it."""
+    file = directory.metrics_path.stat()
+    return trainer.progress.step, trainer.progress.epoch, file.st_mtime_ns, file.st_size
 
 
 def _ending(trainer: Trainer) -> tuple[State, str | None]:

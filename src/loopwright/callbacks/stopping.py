@@ -52,7 +52,7 @@ class EarlyStopping(Watching):
         mode: Literal["auto", "min", "max"] = "auto",
         *,
         min_delta: float = 0.0,
-        every_n_epochs: int | None = None,
+        every_n_epochs: int | None = None,  # by name, for the message about an unknown argument
         every_n_updates: int | None = None,
         every_n_samples: int | None = None,
     ) -> None:
@@ -167,8 +167,10 @@ class LimitBatches(Callback):
 
     # our word for it
     def __init__(self, train: int | None = None, eval: int | None = None) -> None:  # noqa: A002
-        if train is None and eval is None:
-            train = eval = _from_environment()  # noqa: A001
+        given = os.environ.get(ENVIRONMENT, "").strip()
+        if train is None and eval is None and given:
+            train = int(given)
+            eval = int(given)  # noqa: A001
         for name, value in (("train", train), ("eval", eval)):
             if value is not None:
                 check_number(f"LimitBatches({name}", value, least=1, of="batches")
@@ -178,15 +180,6 @@ class LimitBatches(Callback):
     def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
         limit = self.train if is_training else self.eval
         return stream if limit is None else LimitedStream(stream, limit)
-
-
-def _from_environment() -> int | None:
-    given = os.environ.get(ENVIRONMENT, "").strip()
-    if not given:
-        return None
-    limit = int(given) if given.isdecimal() else given
-    check_number(ENVIRONMENT, limit, least=1, of="batches", otherwise="unset it")
-    return int(limit)
 
 
 class TimeLimit(Callback):

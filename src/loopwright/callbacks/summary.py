@@ -14,7 +14,6 @@ from torch.nn.parameter import is_lazy
 
 from ..callback import Callback
 from ..data.random import preserved_rng
-from ..errors import check_number
 from ..trees import named_leaves
 from .losses import named_data
 
@@ -37,7 +36,6 @@ class ModelSummary(Callback):
     """
 
     def __init__(self, max_depth: int = 1) -> None:
-        check_number("ModelSummary(max_depth", max_depth, least=0)
         self.max_depth = max_depth
 
     def on_train_start(self, trainer: Trainer) -> None:
@@ -63,10 +61,12 @@ def summarize(model: nn.Module, max_depth: int = 1, *, name: str = "model") -> s
     -------------------------------------
     head    Linear           8          8
     """
-    check_number("summarize(max_depth", max_depth, least=0)
     rows = [HEADER, *_rows(model, name, max_depth)]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [_line(row, widths) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for label, kind, *numbers in rows:
+        cells = [label.ljust(widths[0]), kind.ljust(widths[1])]
+        lines.append("  ".join([*cells, *map(str.rjust, numbers, widths[2:])]))
     lines.insert(1, "-" * max(map(len, lines)))
     return "\n".join(lines)
 
@@ -85,17 +85,6 @@ def count_parameters(module: nn.Module) -> tuple[int, int]:
     ones."""
     params = [param for param in module.parameters() if not is_lazy(param)]
     return sum(p.numel() for p in params), sum(p.numel() for p in params if p.requires_grad)
-
-
-def _line(row: Row, widths: list[int]) -> str:
-    name, kind, total, trainable = row
-    cells = (
-        name.ljust(widths[0]),
-        kind.ljust(widths[1]),
-        total.rjust(widths[2]),
-        trainable.rjust(widths[3]),
-    )
-    return "  ".join(cells)
 
 
 class ParameterCount(Callback):
@@ -153,10 +142,6 @@ class FieldStatistics:
         self.min = min(self.min, values.min().item())
         self.max = max(self.max, values.max().item())
 
-    def to_dict(self) -> dict[str, float]:
-        names = ("count", "mean", "std", "min", "max")
-        return {name: getattr(self, name) for name in names}
-
 
 class DatasetStatistics(Callback):
     """Prints mean, standard deviation, minimum and maximum of every field of a data set before a
@@ -199,32 +184,30 @@ class DatasetStatistics(Callback):
                 f"{self.dataset_key}.{name}: mean {found.mean:.6g}  std {found.std:.6g}  "
                 f"min {found.min:.6g}  max {found.max:.6g}  ({found.count:,} values)"
             )
-        measured = {name: found.to_dict() for name, found in self.statistics.items()}
+        kinds = ("count", "mean", "std", "min", "max")
+        measured = {
+            name: {kind: getattr(found, kind) for kind in kinds}
+            for name, found in self.statistics.items()
+        }
         _write(trainer, f"statistics-{self.dataset_key}.json", measured)
 
     def measure(self, trainer: Trainer) -> dict[str, FieldStatistics]:
         """Read the data now and return the statistics; random generators are restored
         afterwards."""
         data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
-        stream = (
-            trainer.run.data.eval_stream
-            if data is None
-            else trainer._open(data, self.batch_size, shuffle=False)
-        )
+        stream = trainer.run.data.eval_stream
+        if data is not None:
+            stream = trainer._open(data, self.batch_size, shuffle=False)
         assert stream is not None
         self.statistics = {}
-        seen = 0
+        left = self.num_samples
         with preserved_rng():
             stream.begin(0)
-            while batches := stream.take(
-                1, None if self.num_samples is None else self.num_samples - seen
-            ):
-                seen += batches[0].size
+            while (left is None or left > 0) and (batches := stream.take(1, left)):
+                left = None if left is None else left - batches[0].size
                 for name, values in named_leaves(batches[0].value):
                     if isinstance(values, Tensor) and not values.is_complex():
                         self.statistics.setdefault(name or "value", FieldStatistics()).add(values)
-                if self.num_samples is not None and seen >= self.num_samples:
-                    break
         if data is not None:
             stream.close()
         return self.statistics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from .output import (
     number_text,
     print_json,
     print_table,
-    printable,
-    styled,
+    say,
 )
-from .selection import check_model, find_folder, find_source
+from .selection import find_folder, find_source
 
+COUNTS = ("epoch", "step", "update")
 SORTS = {"resume": "resume point", "kept": "kept model"}
 
 
@@ -44,7 +45,7 @@ def _list(options: argparse.Namespace, *, verify: bool) -> list[checkpoints.Chec
     elif found:
         _print_list(found)
     else:
-        print(printable(f"There are no checkpoints in {folder} yet."))
+        say(f"There are no checkpoints in {folder} yet.")
     return found
 
 
@@ -66,18 +67,11 @@ def diff_command(options: argparse.Namespace) -> int:
     )
     diff = checkpoints.diff_checkpoints(first, second, model=options.model)
     if options.json:
-        parts = {"meta": diff.meta, "state": diff.state}
-        tables = {name: [_difference_as_json(d) for d in part] for name, part in parts.items()}
-        tensor = None if diff.first_tensor is None else diff.first_tensor.path
-        print_json(
-            {
-                "first": first,
-                "second": second,
-                "equal": diff.is_equal,
-                "first_tensor": tensor,
-                **tables,
-            }
-        )
+        found = {"first": first, "second": second, "equal": diff.is_equal}
+        found["first_tensor"] = diff.first_tensor and diff.first_tensor.path
+        for name, part in (("meta", diff.meta), ("state", diff.state)):
+            found[name] = [_fields(each, ("path", "what", "max_abs")) for each in part]
+        print_json(found)
     else:
         _print_diff(diff)
     return OK if diff.is_equal else FOUND
@@ -88,14 +82,9 @@ def export_command(options: argparse.Namespace) -> int:
     check_output(out, force=options.force)
 
     source = find_source(options.source, options.root, options.checkpoint)
-    check_model(source, options.model)
     weights = checkpoints.load_weights(source, model=options.model)  # verifies what it loads
     checkpoints.save_weights(out, weights, force=options.force)
-    print(
-        printable(
-            f"{len(weights)} tensors of {source}, written to {out} ({size(out.stat().st_size)})."
-        )
-    )
+    say(f"{len(weights)} tensors of {source}, written to {out} ({size(out.stat().st_size)}).")
     return OK
 
 
@@ -103,46 +92,35 @@ def _age(info: checkpoints.CheckpointInfo) -> float | None:
     return None if info.created is None else (datetime.now(UTC) - info.created).total_seconds()
 
 
-def _verdict(info: checkpoints.CheckpointInfo) -> str:
-    if info.problems:
-        return "damaged"
-    return "verified" if info.is_verified else "ok"
+def _metric_text(info: checkpoints.CheckpointInfo) -> str:
+    return "-" if info.metric is None else f"{info.metric[0]} {number_text(info.metric[1])}"
 
 
 def _print_list(found: list[checkpoints.CheckpointInfo]) -> None:
     header = ["TYPE", "NAME", "EPOCH", "STEP", "UPDATE", "METRIC", "AGE", "SIZE", "STATE"]
     rows = []
     for info in found:
-        counts = [number_text(info.meta.get(name)) for name in ("epoch", "step", "update")]
-        metric = "-" if info.metric is None else f"{info.metric[0]} {number_text(info.metric[1])}"
-        rows.append(
-            [
-                info.kind,
-                info.name,
-                *counts,
-                metric,
-                age_text(_age(info)),
-                size(info.size),
-                _verdict(info),
-            ]
-        )
+        counts = [number_text(info.meta.get(name)) for name in COUNTS]
+        verdict = "verified" if info.is_verified else "ok"
+        if info.problems:
+            verdict = "damaged"
+        size_and_age = [age_text(_age(info)), size(info.size)]
+        rows.append([info.kind, info.name, *counts, _metric_text(info), *size_and_age, verdict])
     print_table(header, rows, right="23467")
     for info in found:
         for problem in info.problems:
-            print(styled(printable(f"{info.name}: {problem}"), RED))
+            say(f"{info.name}: {problem}", RED)
 
 
 def _print_content(content: checkpoints.CheckpointContent, *, with_tensors: bool) -> None:
     info = content.info
     manifest = content.manifest
-    print(
-        printable(
-            f"{info.path}: {SORTS[info.kind]}, {age_text(_age(info))} old, written by loopwright "
-            f"{manifest.loopwright}"
-        )
+    say(
+        f"{info.path}: {SORTS[info.kind]}, {age_text(_age(info))} old, written by loopwright "
+        f"{manifest.loopwright}"
     )
     for name, value in manifest.meta.items():
-        print("  " + printable(f"{name}: {value}"))
+        say(f"  {name}: {value}")
     models = {file: model for model, file in manifest.models.items()}
     rows = []
     for name, record in manifest.files.items():
@@ -151,63 +129,51 @@ def _print_content(content: checkpoints.CheckpointContent, *, with_tensors: bool
         counts = [str(len(tensors)), values] if name in content.tensors else ["-", "-"]
         rows.append([name, size(record.size), *counts, models.get(name, "-"), record.sha256[:12]])
     print_table(["FILE", "SIZE", "TENSORS", "VALUES", "MODEL", "SHA256"], rows, right="123")
+    every = []
+    for file, tensors in content.tensors.items():
+        every += tensors
+        if with_tensors:
+            print()
+            rows = [[t.name, t.dtype, str(list(t.shape)), _bytes_text(t)] for t in tensors]
+            print_table([file, "DTYPE", "SHAPE", "BYTES"], rows, right="3")
     if with_tensors:
-        _print_tensors(content)
-    every = [tensor for tensors in content.tensors.values() for tensor in tensors]
+        print()
     print(f"{len(every)} tensors, {size(sum(t.size for t in every))}; {size(info.size)} on disk")
     for problem in info.problems:
-        print(styled(printable(problem), RED))
+        say(problem, RED)
 
 
-def _print_tensors(content: checkpoints.CheckpointContent) -> None:
-    for file, tensors in content.tensors.items():
-        rows = [
-            [
-                t.name,
-                t.dtype,
-                str(list(t.shape)),
-                size(t.size) if t.tied_to is None else f"as {t.tied_to}",
-            ]
-            for t in tensors
-        ]
-        print()
-        print_table([file, "DTYPE", "SHAPE", "BYTES"], rows, right="3")
-    print()
+def _bytes_text(tensor: Any) -> str:
+    return size(tensor.size) if tensor.tied_to is None else f"as {tensor.tied_to}"
 
 
 def _print_diff(diff: checkpoints.CheckpointDiff) -> None:
-    print(printable(f"first:  {diff.first}"))
-    print(printable(f"second: {diff.second}"))
+    say(f"first:  {diff.first}")
+    say(f"second: {diff.second}")
     if diff.is_equal:
         print("The checkpoints are identical.")
         return
     for title, part in (("meta", diff.meta), ("state", diff.state)):
         if title == "state" and diff.first_tensor is not None:
-            print(
-                printable(
-                    f"first different tensor: {diff.first_tensor.path}: {diff.first_tensor.what}"
-                )
-            )
+            say(f"first different tensor: {diff.first_tensor.path}: {diff.first_tensor.what}")
         if part:
             print(f"{title}: {counted(len(part), 'difference')}")
         for difference in part:
-            print("  " + printable(f"{difference.path}: {difference.what}"))
+            say(f"  {difference.path}: {difference.what}")
+
+
+def _fields(value: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _as_json(info: checkpoints.CheckpointInfo) -> dict[str, Any]:
     metric = None if info.metric is None else {"name": info.metric[0], "value": info.metric[1]}
     return {
-        "kind": info.kind,
-        "name": info.name,
-        "path": info.path,
-        **{name: info.meta.get(name) for name in ("epoch", "step", "update")},
+        **_fields(info, ("kind", "name", "path", "size", "is_sound", "is_verified", "problems")),
+        **{name: info.meta.get(name) for name in COUNTS},
         "metric": metric,
-        "created": None if info.created is None else info.created.isoformat(),
+        "created": info.created and info.created.isoformat(),
         "age_seconds": _age(info),
-        "size": info.size,
-        "is_sound": info.is_sound,
-        "is_verified": info.is_verified,
-        "problems": info.problems,
     }
 
 
@@ -215,31 +181,16 @@ def _content_as_json(
     content: checkpoints.CheckpointContent, *, with_tensors: bool
 ) -> dict[str, Any]:
     manifest = content.manifest
+    files = manifest.files.items()
+    tensors = {
+        file: [_fields(t, ("name", "dtype", "shape", "size", "tied_to")) for t in some]
+        for file, some in content.tensors.items()
+    }
     table = {
         **_as_json(content.info),
-        "loopwright": manifest.loopwright,
-        "meta": manifest.meta,
-        "models": manifest.models,
-        "files": {name: {"size": r.size, "sha256": r.sha256} for name, r in manifest.files.items()},
-        "num_tensors": sum(map(len, content.tensors.values())),
-        "tensor_bytes": sum(t.size for tensors in content.tensors.values() for t in tensors),
+        **_fields(manifest, ("loopwright", "meta", "models")),
+        "files": {name: _fields(record, ("size", "sha256")) for name, record in files},
+        "num_tensors": sum(map(len, tensors.values())),
+        "tensor_bytes": sum(t["size"] for some in tensors.values() for t in some),
     }
-    if with_tensors:
-        table["tensors"] = {
-            file: [
-                {
-                    "name": t.name,
-                    "dtype": t.dtype,
-                    "shape": t.shape,
-                    "size": t.size,
-                    "tied_to": t.tied_to,
-                }
-                for t in tensors
-            ]
-            for file, tensors in content.tensors.items()
-        }
-    return table
-
-
-def _difference_as_json(difference: checkpoints.Difference) -> dict[str, Any]:
-    return {"path": difference.path, "what": difference.what, "max_abs": difference.max_abs}
+    return table | ({"tensors": tensors} if with_tensors else {})

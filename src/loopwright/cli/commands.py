@@ -413,7 +413,7 @@ def _config_validate(parser: ArgumentParser) -> None:
     add(parser, "--json", "print the mistakes of each file as JSON")
 
 
-@command("lr-find", "finders.lr_command")
+@command("lr-find", "tuning.lr_command")
 def _lr_find(parser: ArgumentParser) -> None:
     r"""Suggest a learning rate.
 
@@ -436,7 +436,7 @@ def _lr_find(parser: ArgumentParser) -> None:
     add(parser, "--json", "print all rates, losses and the suggestion as JSON")
 
 
-@command("batch-size-find", "finders.batch_size_command")
+@command("batch-size-find", "tuning.batch_size_command")
 def _batch_size_find(parser: ArgumentParser) -> None:
     """Suggest a batch size: the largest that fits, and a fast one.
 
@@ -464,7 +464,7 @@ def _batch_size_find(parser: ArgumentParser) -> None:
     add(parser, "--json", "print all sizes and the suggestion as JSON")
 
 
-@command("tune", "tune.tune_command")
+@command("tune", "tuning.tune_command")
 def _tune(parser: ArgumentParser) -> None:
     """Measure which settings make training faster.
 
@@ -603,7 +603,7 @@ def _watch(parser: ArgumentParser) -> None:
     add(parser, "--interval SECONDS", "time between two pictures (default: 1)", default=1.0)
 
 
-@command("report", "report.report_command")
+@command("report", "ui.report_command")
 def _report(parser: ArgumentParser) -> None:
     """Write runs to one HTML file that needs no server.
 

@@ -28,7 +28,7 @@ from ..interfaces.configured import Experiment
 from ..interfaces.configured.experiment import schema
 from ..text import counted
 from .app import is_override
-from .output import FOUND, OK, RED, print_json, printable, styled
+from .output import FOUND, OK, RED, print_json, printable, say
 from .selection import check_run_file
 
 MAX_RUNS = 500
@@ -54,11 +54,9 @@ def schema_command(options: argparse.Namespace) -> int:
         return OK
     with staged_file(Path(options.output)) as staging:
         write_bytes(staging, f"{text}\n".encode())
-    print(
-        printable(
-            f"{options.output} written. `loopwright config schema --help` says how to use it in "
-            "an editor."
-        )
+    say(
+        f"{options.output} written. `loopwright config schema --help` says how to use it in "
+        "an editor."
     )
     return OK
 
@@ -115,11 +113,11 @@ def _configs_of(file: str, overrides: list[str]) -> list[Config]:
 def _print_report(found: dict[str, list[Problem]]) -> None:
     for file, problems in found.items():
         if not problems:
-            print(printable(f"{file}: no mistakes"))
+            say(f"{file}: no mistakes")
             continue
-        print(styled(printable(f"{file}: {counted(len(problems), 'mistake')}"), RED))
+        say(f"{file}: {counted(len(problems), 'mistake')}", RED)
         for problem in problems:
-            print(printable(f"  {problem}".replace("\n", "\n  "), keep="\n"))
+            say(f"  {problem}".replace("\n", "\n  "), keep="\n")
 
 
 def with_origins(config: Config) -> str:

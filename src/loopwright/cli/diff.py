@@ -9,7 +9,7 @@ from typing import Any
 from ..run.changes import Change, values_text
 from ..run.compare import Divergence, RunDiff, compare_runs
 from ..text import counted
-from .output import BOLD, FOUND, OK, print_json, printable, styled
+from .output import BOLD, FOUND, OK, print_json, say, styled
 from .selection import find_two_runs
 
 MAX_LISTED = 20
@@ -23,7 +23,7 @@ def diff_command(options: argparse.Namespace) -> int:
         print_json({**paths, "equal": diff.is_same, **_as_json(diff)})
     else:
         for title, run in (("first: ", first), ("second:", second)):
-            print(printable(f"{title} {run.path} ({run.state})"))
+            say(f"{title} {run.path} ({run.state})")
         _print_diff(diff, MAX_LISTED if not options.all else None)
     return OK if diff.is_same else FOUND
 
@@ -34,7 +34,7 @@ def _print_diff(diff: RunDiff, most: int | None) -> None:
     for divergence in diff.metrics:
         _print_divergence(divergence)
     if diff.ignored:
-        print(printable(f"not compared: {', '.join(diff.ignored)}"))
+        say(f"not compared: {', '.join(diff.ignored)}")
     print(styled("The runs are identical." if diff.is_same else "The runs differ.", BOLD))
 
 
@@ -44,11 +44,11 @@ def _print_part(name: str, changes: list[Change] | None, most: int | None) -> No
     elif not changes:
         print(f"{name}: same")
     elif len(changes) == 1 and changes[0].key == name:
-        print(printable(f"{name}: {values_text(changes[0])}"))
+        say(f"{name}: {values_text(changes[0])}")
     else:
         print(f"{name}: {counted(len(changes), 'difference')}")
         for change in changes[:most]:
-            print("  " + printable(f"{change.key}: {values_text(change)}"))
+            say(f"  {change.key}: {values_text(change)}")
         if most is not None and len(changes) > most:
             print(f"  and {len(changes) - most} more (--all lists them)")
 
@@ -61,7 +61,7 @@ def _print_divergence(divergence: Divergence) -> None:
         place = styled(f"metrics per {what}: first difference at {what} {divergence.at}", BOLD)
         print(f"{place} ({before})")
         for change in divergence.changes:
-            print("  " + printable(f"{change.key}: {values_text(change)}{_distance(change)}"))
+            say(f"  {change.key}: {values_text(change)}{_distance(change)}")
     elif divergence.ends == (None, None):
         print(f"metrics per {what}: neither run has any")
     elif None in divergence.ends or divergence.num_same == 0:
@@ -73,7 +73,7 @@ def _print_divergence(divergence: Divergence) -> None:
         print(f"  the first run ends at {what} {first}, the second at {what} {second}")
     for which, names in (("first", divergence.only_first), ("second", divergence.only_second)):
         if names:
-            print("  " + printable(f"only the {which} run has {', '.join(names)}"))
+            say(f"  only the {which} run has {', '.join(names)}")
 
 
 def _distance(change: Change) -> str:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from .._version import __version__
 from ..errors import ConfigurationError
 from ..text import duration, size
-from .output import BOLD, FOUND, OK, print_json, printable, styled
+from .output import BOLD, FOUND, OK, print_json, printable, say, styled
 
 LITTLE_SHM = 1 << 30
 SLOW_DISK = 50e6
@@ -67,7 +67,7 @@ def doctor_command(options: argparse.Namespace) -> int:
             print(f"{styled(f'{title:<9}', BOLD)}  {printable(text)}")
         print(styled("\nadvice", BOLD))
         for line in advise(found):
-            print(printable(f"  - {line}"))
+            say(f"  - {line}")
     return OK if found["disk"]["problem"] is None else FOUND
 
 

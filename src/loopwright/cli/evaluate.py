@@ -18,24 +18,16 @@ from ..checkpoint import CheckpointInfo
 from ..checkpoint.atomic import staged_file, write_bytes
 from ..errors import ConfigurationError
 from ..interfaces.configured import Experiment
-from ..run.reading import RunView
+from ..run.reading import Run
 from ..text import size
 from ..trees import as_json, named_leaves
-from .output import OK, check_output, explained, number_text, print_json, print_table, printable
-from .selection import (
-    checkpoint_name,
-    find_run,
-    pick_checkpoint,
-    require_config,
-    short_path,
-)
+from .output import OK, check_output, explained, number_text, print_json, print_table, say
+from .selection import checkpoint_name, find_run, pick_checkpoint, require_config, short_path
 from .train import is_first_process
 
 
 def eval_command(options: argparse.Namespace) -> int:
-    run = find_run(options.name, options.root)
-    require_config(run)
-    checkpoint = pick_checkpoint(run, options.checkpoint)
+    run, checkpoint = _model_of(options)
     with explained():
         experiment = Experiment.from_run(run.path, progress="silent")
         metrics = experiment.evaluate(options.data, checkpoint=checkpoint.path)
@@ -45,32 +37,21 @@ def eval_command(options: argparse.Namespace) -> int:
             f"{run.path} has no evaluation callbacks and no data set except `train`: name a data "
             "set with --data KEY.",
         )
-    _print(run, checkpoint, metrics, options)
-    return OK
-
-
-def _print(
-    run: RunView, checkpoint: CheckpointInfo, metrics: dict[str, float], options: argparse.Namespace
-) -> None:
     if not is_first_process():
-        return
+        return OK
     if options.json:
-        print_json({"run": str(run.path), "checkpoint": str(checkpoint.path), "metrics": metrics})
-        return
-    print(printable(f"{short_path(run, options.root)}, {checkpoint_name(run, checkpoint)}"))
-    print_table(
-        ["METRIC", "VALUE"],
-        [[name, number_text(value)] for name, value in metrics.items()],
-        right="1",
-    )
+        print_json({"run": run.path, "checkpoint": checkpoint.path, "metrics": metrics})
+    else:
+        say(f"{short_path(run, options.root)}, {checkpoint_name(run, checkpoint)}")
+        rows = [[name, number_text(value)] for name, value in metrics.items()]
+        print_table(["METRIC", "VALUE"], rows, right="1")
+    return OK
 
 
 def predict_command(options: argparse.Namespace) -> int:
     output = Path(options.output)
     check_output(output, force=options.force, suffixes=list(SUFFIXES))
-    run = find_run(options.name, options.root)
-    require_config(run)
-    checkpoint = pick_checkpoint(run, options.checkpoint)
+    run, checkpoint = _model_of(options)
     with explained():
         experiment = Experiment.from_run(run.path, progress="silent")
         batches = experiment.predict(options.data, checkpoint=checkpoint.path)
@@ -80,22 +61,22 @@ def predict_command(options: argparse.Namespace) -> int:
     write_predictions(output, outputs)
     shapes = ", ".join(f"{name} {_shape(value)}" for name, value in outputs.items())
     source = checkpoint_name(run, checkpoint)
-    written = size(output.stat().st_size)
-    print(
-        printable(
-            f"Outputs of {source} on {options.data}: {shapes}, written to {output} ({written})."
-        )
-    )
+    written = f"written to {output} ({size(output.stat().st_size)})"
+    say(f"Outputs of {source} on {options.data}: {shapes}, {written}.")
     return OK
 
 
+def _model_of(options: argparse.Namespace) -> tuple[Run, CheckpointInfo]:
+    """The run that is named, and its checkpoint."""
+    run = find_run(options.name, options.root)
+    require_config(run)
+    return run, pick_checkpoint(run, options.checkpoint)
+
+
 def _shape(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return (
-        f"of {len(value)} {'batch' if len(value) == 1 else 'batches'}"
-        if shape is None
-        else " x ".join(map(str, shape))
-    )
+    if isinstance(value, Tensor):
+        return " x ".join(map(str, value.shape))
+    return f"of {len(value)} {'batch' if len(value) == 1 else 'batches'}"
 
 
 def joined(batches: Sequence[Any]) -> dict[str, Any]:
@@ -112,11 +93,8 @@ def joined(batches: Sequence[Any]) -> dict[str, Any]:
 
 def _one(values: list[Any]) -> Any:
     """Concatenate along the first dimension, the samples."""
-    first = values[0]
-    if all(
-        isinstance(value, Tensor) and value.dim() and value.shape[1:] == first.shape[1:]
-        for value in values
-    ):
+    are_tensors = all(isinstance(value, Tensor) and value.dim() for value in values)
+    if are_tensors and len({value.shape[1:] for value in values}) == 1:
         return torch.cat(values)
     return values
 

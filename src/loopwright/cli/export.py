@@ -21,8 +21,8 @@ from ..interfaces.configured.experiment import Experiment
 from ..run.reading import RunView
 from ..text import size
 from ..trainer import Trainer
-from .output import FOUND, OK, check_output, printable
-from .selection import check_model, checkpoint_name, find_run, pick_checkpoint, require_config
+from .output import FOUND, OK, check_output, say
+from .selection import checkpoint_name, find_run, pick_checkpoint, require_config
 
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "safetensors": (".safetensors",),
@@ -39,17 +39,12 @@ def export_command(options: argparse.Namespace) -> int:
         require_config(run)
     info = pick_checkpoint(run, options.checkpoint)
 
-    check_model(info.path, options.model)
     weights = load_weights(info.path, model=options.model)
     source = checkpoint_name(run, info)
     if options.format == "onnx":
         return _export_onnx(run, weights, out, options, source)
     save_weights(out, weights, force=options.force)
-    print(
-        printable(
-            f"{len(weights)} tensors of {source}, written to {out} ({size(out.stat().st_size)})."
-        )
-    )
+    say(f"{len(weights)} tensors of {source}, written to {out} ({size(out.stat().st_size)}).")
     return OK
 
 
@@ -72,12 +67,10 @@ def _export_onnx(
         if report.is_dynamic
         else f"batches of {report.batch_size} only: {report.why_fixed}"
     )
-    print(printable(f"{source}, written to {out} ({size(report.size)}), for {sizes}."))
+    say(f"{source}, written to {out} ({size(report.size)}), for {sizes}.")
     verdict = "agree with" if report.is_close else "DIFFER from"
-    print(
-        f"Its outputs {verdict} those of torch: the largest difference is "
-        f"{report.max_difference:.3g}, the largest output {report.largest:.3g}."
-    )
+    sizes = f"{report.max_difference:.3g}, the largest output {report.largest:.3g}"
+    print(f"Its outputs {verdict} those of torch: the largest difference is {sizes}.")
     return OK if report.is_close else FOUND
 
 

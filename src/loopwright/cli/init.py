@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ConfigurationError
-from .output import OK, printable
+from .output import OK, say
 
 # the optional package that an interface's program imports, and its extra
 EXTRAS = {"adversarial": ("PIL", "images")}
@@ -40,11 +40,11 @@ def init_command(options: argparse.Namespace) -> int:
     for name, source in files.items():
         with (folder / name).open("xb") as file:
             file.write(source.read_bytes())
-    print(printable(f"Wrote {', '.join(files)} to {folder.resolve()}. To train:\n", keep="\n"))
+    say(f"Wrote {', '.join(files)} to {folder.resolve()}. To train:\n", keep="\n")
     first = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
     if missing := _missing_extra(options.interface):
         print(f"    {missing}")
-    print(printable(f"    {first}{START.get(options.interface, 'python train.py')}"))
+    say(f"    {first}{START.get(options.interface, 'python train.py')}")
     return OK
 
 

@@ -60,6 +60,11 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
+def say(text: str, style: str = "", *, keep: str = "") -> None:
+    """Print a text, with a terminal style if it has one; see `printable`."""
+    print(styled(printable(text, keep), style) if style else printable(text, keep))
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
     """Print aligned columns; the ones listed in `right` (by position, "0134") are right-aligned."""
     for line in table_lines(header, rows, right=right):

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import ConfigurationError, MissingExtraError, check_number
 from ..metrics.best import by_importance
 from ..run.reading import Run
-from .output import OK, check_output, has_colours, number_text, print_json, printable
+from .output import OK, check_output, has_colours, number_text, print_json, printable, say
 from .selection import find_run, short_path
 
 Line: TypeAlias = list[tuple[str, str]]  # pieces of text, each with its style in the words of rich
@@ -72,7 +72,7 @@ def plot_command(options: argparse.Namespace) -> int:
         check_output(path, force=True, suffixes=FORMATS)
         draw_picture(path, panels, is_log=options.log)
         whose = short_path(runs[0], options.root) if len(runs) == 1 else f"{len(runs)} runs"
-        print(printable(f"{', '.join(metrics)} of {whose}: {path}"))
+        say(f"{', '.join(metrics)} of {whose}: {path}")
     return OK
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -16,69 +14,46 @@ from ..metrics.best import Mode, ranked
 from ..run.metrics_view import BestValue
 from ..run.reading import STATES, Run, newest_first
 from .commands import ROOT
-from .output import OK, age_text, best_text, print_fitted, print_json, printable, time_text
+from .output import OK, age_text, best_text, print_fitted, print_json, say, time_text
 from .selection import no_runs_text, short_path
 
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
-CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|<|>)\s*([-+\w.]+)\s*")
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?inf"
+CONDITION = re.compile(rf"\s*(.+?)\s*(<=|>=|<|>)\s*({NUMBER})\s*")
 
 
 def runs_command(options: argparse.Namespace) -> int:
     root = Path(options.root)
-    if not root.is_dir():
-        if options.root == ROOT:
-            return _print_nothing(options)
+    if not root.is_dir() and options.root != ROOT:
         raise ConfigurationError(
             "no-such-folder",
             f"There is no folder {options.root}: name the folder that has the runs, as in "
             "`loopwright runs DIR`.",
         )
-    chosen = ORDERS[options.sort](_choose(newest_first(root), options), options)
+    found = newest_first(root) if root.is_dir() else []
+    chosen = ORDERS[options.sort](_choose(found, options), options)
     chosen = (chosen[::-1] if options.reverse else chosen)[: options.limit]
     if options.json:
         print_json([run.as_json(options.metric, options.best) for run in chosen])
     elif chosen:
         _print_table(chosen, root, options)
+    elif found:
+        say(f"No runs in {options.root} match.")
     else:
-        return _print_nothing(options)
+        say(no_runs_text(options.root, "use `loopwright runs DIR`"))
     return OK
 
 
-def _print_nothing(options: argparse.Namespace) -> int:
-    is_filtered = options.state or options.name or options.tag or options.where
-    text = no_runs_text(options.root, "use `loopwright runs DIR`")
-    if is_filtered or options.limit == 0:
-        text = f"No runs in {options.root} match."
-    print("[]" if options.json else printable(text))
-    return OK
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A comparison of the best value of a metric with a number."""
-
-    name: str
-    compare: Callable[[float, float], bool]
-    number: float
-
-    @classmethod
-    def parse(cls, text: str) -> Condition:
-        match = CONDITION.fullmatch(text)
-        try:
-            number = float(match[3]) if match else math.nan
-        except ValueError:
-            number = math.nan
-        if match is None or math.isnan(number):
-            raise ConfigurationError(
-                "malformed-condition",
-                f"--where {text!r}: write a metric, one of < > <= >=, and a number, as in "
-                "'eval_loss<0.5'.",
-            )
-        return cls(match[1], COMPARISONS[match[2]], number)
-
-    def fits(self, run: Run, mode: Mode | None) -> bool:
-        best = best_to_compare(run, self.name, mode, "--where")
-        return best is not None and self.compare(best.value, self.number)
+def parse_condition(text: str) -> tuple[str, Callable[[float, float], bool], float]:
+    """The metric, the comparison and the number of a condition such as `eval_loss<0.5`."""
+    match = CONDITION.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(
+            "malformed-condition",
+            f"--where {text!r}: write a metric, one of < > <= >=, and a number, as in "
+            "'eval_loss<0.5'.",
+        )
+    return match[1], COMPARISONS[match[2]], float(match[3])
 
 
 def best_to_compare(run: Run, name: str, mode: Mode | None, option: str) -> BestValue | None:
@@ -107,8 +82,9 @@ def _choose(runs: list[Run], options: argparse.Namespace) -> list[Run]:
         runs = [run for run in runs if _is_named(run, options.name, options.root)]
     for tag in options.tag:
         runs = [run for run in runs if tag in run.tags]
-    for condition in map(Condition.parse, options.where):
-        runs = [run for run in runs if condition.fits(run, options.best)]
+    for name, compare, number in map(parse_condition, options.where):
+        found = [(run, best_to_compare(run, name, options.best, "--where")) for run in runs]
+        runs = [run for run, best in found if best is not None and compare(best.value, number)]
     return runs
 
 
@@ -127,18 +103,14 @@ def _by_metric(runs: list[Run], options: argparse.Namespace) -> list[Run]:
             f"--sort metric: some of these runs record that smaller values of {options.metric!r} "
             "are better, and others that larger values are: add --best min or --best max.",
         )
-
-    known = []
-    unknown = []
+    found: dict[Run, BestValue] = {}
     for run in runs:
         name = options.metric or run.main_metric
         best = best_to_compare(run, name, options.best, "--sort metric") if name else None
-        if best is None:
-            unknown.append(run)
-        else:
-            known.append((run, best))
-    best_first = ranked(known, lambda pair: pair[1].value, lambda pair: pair[1].mode or "min")
-    return [run for run, _ in best_first] + unknown
+        if best is not None:
+            found[run] = best
+    known = ranked(found, lambda run: found[run].value, lambda run: found[run].mode or "min")
+    return [*known, *(run for run in runs if run not in found)]
 
 
 def _far_first(run: Run) -> tuple[float, int]:
@@ -169,4 +141,4 @@ def _print_table(runs: list[Run], root: Path, options: argparse.Namespace) -> No
     header = ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE"]
     print_fitted([*header, *(["TAGS"] if has_tags else [])], rows, right="45", fold="0236")
     for problem in problems:
-        print(printable(problem))
+        say(problem)

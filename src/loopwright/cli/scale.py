@@ -10,8 +10,8 @@ from ..errors import ConfigurationError
 from ..scaling import Cluster, Comparison, Estimate, ModelShape, compare, measure, transformer
 from ..scaling.estimate import TITLES
 from ..text import size
-from .finders import built
 from .output import FOUND, OK, print_fitted, print_json
+from .tuning import built
 
 HEADER = [
     "DEVICES",

@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 from ..checkpoint.inspect import CheckpointInfo, is_checkpoint, list_checkpoints
-from ..checkpoint.manifest import read_manifest
 from ..errors import CheckpointError, ConfigurationError
 from ..run.best import choose
 from ..run.directory import CONFIG, MANIFEST
 from ..run.reading import Run, newest_first
-from ..text import counted, listed, near_names
+from ..text import counted, near_names
 from .commands import LAST, PROGRAMS, ROOT
 from .output import number_text
 
@@ -29,7 +28,9 @@ FILES_OF_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 def find_run(text: str, root: str = ROOT) -> Run:
     """Look up a run by path, id, name or `last`; an error lists the candidates."""
-    if place := _place_from_the_end(text):
+    from_the_end = re.fullmatch(r"-([1-9]\d{0,5})|last~(\d{1,6})|(?i:last)", text)
+    if from_the_end:
+        place = int(from_the_end[1] or int(from_the_end[2] or 0) + 1)
         return _newest(root, place, text)
     found = _at(Path(text)) or _at(Path(root) / text)
     if not found:
@@ -94,51 +95,38 @@ def _at(path: Path) -> list[Run]:
     return newest_first(path) if path.is_dir() else []
 
 
-def _place_from_the_end(text: str) -> int | None:
-    """1 for `last` and `-1`, 2 for `last~1` and `-2`, and so on."""
-    if text.lower() == LAST:
-        return 1
-    found = re.fullmatch(r"-([1-9]\d{0,5})|last~(\d{1,6})", text)
-    return None if found is None else int(found[1]) if found[1] else int(found[2]) + 1
-
-
 def _words(run: Run, root: str) -> tuple[str, ...]:
     return run.id, run.name, run.path.name, short_path(run, root)
 
 
 def _no_run(text: str, runs: list[Run], root: str) -> str:
-    path = Path(text)
-    if path.suffix in (".yaml", ".yml", *PROGRAMS):
+    if Path(text).suffix in (".yaml", ".yml", *PROGRAMS):
         return (
             f"{text} is not a run. A run is a directory that training has written, such as "
             "runs/first, or `last`."
         )
-    what = f"folder {text}" if "/" in text and not path.exists() else f"run {text!r}"
+    missing = f"There is no run {text!r}"
     if not runs:
-        return f"There is no {what}. {no_runs_text(root)}"
+        return f"{missing}. {no_runs_text(root)}"
     words = {word: run for run in reversed(runs) for word in _words(run, root)}
     candidates = dict.fromkeys(words[word] for word in near_names(text, words))
     if candidates:
-        return f"There is no {what} in {root}/. Did you mean:{_lines(list(candidates), root)}"
-    return f"There is no {what} in {root}/. The newest are:{_lines(runs, root)}"
+        return f"{missing} in {root}/. Did you mean:{_lines(list(candidates), root)}"
+    return f"{missing} in {root}/. The newest are:{_lines(runs, root)}"
 
 
 def _lines(runs: list[Run], root: str) -> str:
-    lines = [
-        f"\n  {short_path(run, root)}  ({run.state}, id {run.id})" for run in runs[:MAX_LISTED]
-    ]
-    more = len(runs) - len(lines)
-    return "".join(lines) + (
-        f"\n  and {more} more (`loopwright runs` lists them)" if more > 0 else ""
-    )
+    lines = [f"{short_path(run, root)}  ({run.state}, id {run.id})" for run in runs[:MAX_LISTED]]
+    if len(runs) > MAX_LISTED:
+        lines.append(f"and {len(runs) - MAX_LISTED} more (`loopwright runs` lists them)")
+    return "".join(f"\n  {line}" for line in lines)
 
 
 # Run files
 
 
 def check_run_file(text: str, command: str) -> None:
-    """Raise an error that says what to do, where CONFIG is a program, a run, a folder, or not there
-    at all."""
+    """Raise an error that says what to do, where CONFIG is a program, a run, or not there at all."""
     path = Path(text)
     takes = f"and `loopwright {command}` takes a run file (YAML)"
     problem = None
@@ -148,15 +136,11 @@ def check_run_file(text: str, command: str) -> None:
         resumes = f" {resume_text(Run(path))}" if command == "train" else ""
         problem = f"{text} is a run, {takes}.{resumes}"
     elif path.is_dir():
-        problem = f"{text} is a folder, {takes}. It has: {listed(_run_files(path), 6) or 'none'}."
+        problem = f"{text} is a folder, {takes}."
     elif not path.exists():
         problem = f"There is no file {text}. `loopwright init` writes an example."
     if problem is not None:
         raise ConfigurationError("not-a-run-file", problem)
-
-
-def _run_files(folder: Path) -> list[str]:
-    return sorted(str(file) for pattern in ("*.yaml", "*.yml") for file in folder.glob(pattern))
 
 
 def resume_text(run: Run) -> str:
@@ -256,15 +240,3 @@ def require_config(run: Run) -> None:
         "build its model and data. In Python, load its weights into your model:\n"
         f"  model.load_state_dict(loopwright.load_weights({str(run.path)!r}))",
     )
-
-
-def check_model(source: Path, model: str | None) -> None:
-    """Raise an error that lists the models of a checkpoint, where --model has to choose one and
-    does not."""
-    models = sorted(read_manifest(source).models) if is_checkpoint(source) else []
-    if models and (model not in models if model is not None else len(models) > 1):
-        wrong = "" if model is None else f", but not {model!r}"
-        raise ConfigurationError(
-            "choose-a-model",
-            f"{source} has the models {', '.join(models)}{wrong}: add --model {models[0]}.",
-        )

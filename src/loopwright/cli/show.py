@@ -24,12 +24,13 @@ from .output import (
     print_fitted,
     print_json,
     printable,
-    styled,
+    say,
     time_text,
 )
 from .selection import find_run
 
 TABLES = ("packages", "hardware", "data", "config", "fingerprint")  # of which --all shows more
+VERSIONS = ("loopwright", "torch", "python")
 MAX_TEXT = 200
 
 
@@ -55,127 +56,107 @@ def show_command(options: argparse.Namespace) -> int:
 def _print_config(run: Run) -> int:
     path = run.path / CONFIG
     if not path.is_file():
-        print(printable(f"{run.path} has no {CONFIG}: a program started this run, not a run file."))
+        say(f"{run.path} has no {CONFIG}: a program started this run, not a run file.")
         return FOUND
     print(printable(read_limited(path, MAX_BYTES).decode(errors="replace"), keep="\n"), end="")
     return OK
 
 
 def _print_run(run: Run, *, is_full: bool) -> None:
-    print(styled(printable(str(run.path)), BOLD))
-    print(printable(" ".join(sentences(run, run.happened))))
+    say(str(run.path), BOLD)
+    say(" ".join(sentences(run, run.happened)))
     _print_facts(run, is_full=is_full)
     _print_metrics(run)
     _print_checkpoints(run)
     _print_profile(run)
     for problem in run.problems:
-        print(styled(printable(problem), RED))
+        say(problem, RED)
 
 
 def _print_facts(run: Run, *, is_full: bool) -> None:
     manifest = run.manifest
-    because = f": {run.reason}" if run.reason else ""
+    state: str = run.state
     if run.state == "crashed":
-        because = (
-            ": its process ended without recording a reason; start the same program or command to "
-            "resume it"
-        )
-    facts: dict[str, str | None] = {
+        how = "its process ended without recording a reason; start the same program or command"
+        state += f": {how} to resume it"
+    elif run.reason:
+        state += f": {run.reason}"
+    code = manifest.get("git_commit")
+    if code is not None and manifest.get("git_dirty") is not False:
+        code = f"{code}, with uncommitted changes"
+    sizes = manifest.get("num_parameters") or {}
+    versions = [f"{key} {manifest[key]}" for key in VERSIONS if key in manifest]
+    started = _moment_text(run.started)
+    facts: dict[str, Any] = {
         "name": run.name,
         "id": run.id,
-        "state": f"{run.state}{because}",
-        "progress": str(run.progress),
-        "started": _moment_text(run.started, f"{age_text(run.age)} ago"),
+        "state": state,
+        "progress": run.progress,
+        "started": started and f"{started} ({age_text(run.age)} ago)",
         "ended": _moment_text(run.ended),
         "time": time_text(run.seconds),
-        "tags": ", ".join(run.tags) or None,
+        "tags": ", ".join(run.tags),
         "command": run.command,
-        "code": _code_text(manifest),
-        "seed": _seed_text(manifest),
+        "code": code,
+        "seed": ", ".join(str(manifest[key]) for key in ("seed", "seed_source") if key in manifest),
         "device": run.device,
         "interface": run.interface,
         "compile": _compile_text(manifest.get("arguments"), manifest.get("compiled")),
-        "parameters": _size_text(manifest.get("num_parameters")),
-        "versions": ", ".join(
-            f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest
-        )
-        or None,
-        "platform": _text(manifest.get("platform")),
-        "changes": "; ".join(run.changes) or None,
+        "parameters": ", ".join(f"{count:,} {name}" for name, count in sizes.items()),
+        "versions": ", ".join(versions),
+        "platform": manifest.get("platform"),
+        "changes": "; ".join(run.changes),
         "config": f"{CONFIG} (--config prints it)" if (run.path / CONFIG).is_file() else None,
         "log": LOG if (run.path / LOG).is_file() else None,
     }
     tables = ((key, manifest.get(key)) for key in TABLES)
     others = {key: f"{counted(len(value), 'value')} (--all)" for key, value in tables if value}
-    lines = {key: value for key, value in {**facts, **others}.items() if value is not None}
+    lines = {key: str(value) for key, value in {**facts, **others}.items() if value}
     width = max(map(len, lines))
     for key, value in lines.items():
         text = value if is_full or len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}... (--all)"
-        print(printable(f"  {key:<{width}}  {text}"))
+        say(f"  {key:<{width}}  {text}")
     if is_full:
         _print_entries(
             {key: value for key, value in manifest.items() if isinstance(value, dict | list)}
         )
 
 
-def _seed_text(manifest: Mapping[str, Any]) -> str:
-    """The seed, and where it is from, which runs of earlier versions do not record."""
-    text = number_text(manifest.get("seed"))
-    source = manifest.get("seed_source")
-    sources = {
-        "default": "the default",
-        "seed_everything": "from seed_everything",
-        "argument": "given as `seed`",
-    }
-    return f"{text}, {sources[source]}" if source in sources else text
-
-
 def _print_entries(entries: Mapping[str, Any]) -> None:
     for title, entry in entries.items():
         print()
-        print(styled(printable(title), BOLD))
+        say(title, BOLD)
         pairs = entry.items() if isinstance(entry, dict) else enumerate(entry)
         for key, value in pairs:
-            print(printable(f"  {key}: {value}"))
+            say(f"  {key}: {value}")
 
 
 def _print_metrics(run: Run) -> None:
     rows = []
-    unknown = []
     for name in run.epoch_names:
         points = run.metrics.epochs(name)
         best = run.best_of(name)
-        unknown += [name] if run.mode_of(name) is None else []
-        values = (
-            ["-", "-"]
-            if best is None
-            else [f"{number_text(best.value)} ({best.mode})", str(best.epoch)]
-        )
+        values = ["-", "-"]
+        if best is not None:
+            values = [f"{number_text(best.value)} ({best.mode})", str(best.epoch)]
         rows.append([name, number_text(points[-1].value), *values, str(len(points))])
     if rows:
         print()
         print_fitted(["METRIC", "LAST", "BEST", "AT EPOCH", "EPOCHS"], rows, right="1234")
-    if unknown:
-        names = ", ".join(unknown)
-        print(
-            printable(
-                f"No best value of {names}: their names do not say whether smaller or larger is "
-                "better."
-            )
-        )
+    if unknown := [name for name in run.epoch_names if run.mode_of(name) is None]:
+        why = "their names do not say whether smaller or larger is better"
+        say(f"No best value of {', '.join(unknown)}: {why}.")
 
 
 def _print_checkpoints(run: Run) -> None:
-    found = run.checkpoints()
-    if not found:
-        return
     rows = []
-    for info in found:
+    for info in run.checkpoints():
         metric = "-" if info.metric is None else f"{info.metric[0]} {number_text(info.metric[1])}"
         verdict = "ok" if info.is_sound else "damaged"
         rows.append([f"{info.path.parent.name}/{info.name}", metric, size(info.size), verdict])
-    print()
-    print_fitted(["SAVED", "METRIC", "SIZE", "STATE"], rows, right="2")
+    if rows:
+        print()
+        print_fitted(["SAVED", "METRIC", "SIZE", "STATE"], rows, right="2")
 
 
 def _print_profile(run: Run) -> None:
@@ -184,19 +165,9 @@ def _print_profile(run: Run) -> None:
     report = Report.from_dict(run.profile)
     print()
     for line in report.lines():
-        print(printable(line))
+        say(line)
     if run.progress.step is not None and report.last_step < run.progress.step:
         print(f"Measured up to step {report.last_step:,} of {run.progress.step:,}.")
-
-
-def _size_text(noted: object) -> str | None:
-    """ "1,000 (10 trainable)"."""
-    total, trainable = (
-        (noted.get("total"), noted.get("trainable")) if isinstance(noted, dict) else (None, None)
-    )
-    if type(total) is not int or type(trainable) is not int:
-        return None
-    return f"{total:,}" + ("" if trainable == total else f" ({trainable:,} trainable)")
 
 
 def _compile_text(arguments: object, noted: object) -> str | None:
@@ -204,7 +175,7 @@ def _compile_text(arguments: object, noted: object) -> str | None:
     "model"."""
     given = arguments.get("compile") if isinstance(arguments, dict) else None
     if not isinstance(noted, dict) or not noted.get("choice"):
-        return _text(given)
+        return given and str(given)
     numbers = {
         "graphs": "graphs",
         "recompilations": "recompilations",
@@ -224,20 +195,5 @@ def _metrics_as_json(run: Run) -> dict[str, Any]:
     }
 
 
-def _moment_text(moment: datetime | None, more: str = "") -> str | None:
-    if moment is None:
-        return None
-    local = moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return f"{local} ({more})" if more else local
-
-
-def _code_text(manifest: Mapping[str, Any]) -> str | None:
-    commit = manifest.get("git_commit")
-    if commit is None:
-        return None
-    dirty = {"True": ", with uncommitted changes", "False": ""}
-    return f"{commit}{dirty.get(str(manifest.get('git_dirty')), ', maybe changed')}"
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+def _moment_text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -22,13 +22,12 @@ from ..run.curves import MetricCurve
 from ..run.reading import Run
 from ..run.schema import Level
 from ..text import clock
-from .output import OK, best_text, print_json, printable, time_text
+from .output import OK, best_text, print_json, printable, say, time_text
 from .output import STYLES as STATE_STYLES
 from .plot import Drawn, Line, chart_lines, metric_groups, pen_of
 from .selection import find_run
 
 HEIGHT = 8  # lines of a chart, at least
-WIDTH = 50  # columns of a chart, at least, where there are several beside each other
 LEAVING = frozenset(b"qQ\x03\x1b")
 PRINTED = 30  # lines of a picture that is printed
 
@@ -54,7 +53,7 @@ def watch_command(options: argparse.Namespace) -> int:
         run = Run(run.path)
         best = best_text(run)
         named = [] if best == "-" else [best if best.endswith("(last)") else f"best {best}"]
-        print(printable(f"{run.name}: {', '.join([run.state, str(run.progress), *named])}"))
+        say(f"{run.name}: {', '.join([run.state, str(run.progress), *named])}")
     return OK
 
 
@@ -110,21 +109,18 @@ def _progress_line(run: Run, width: int) -> str:
 def _charts(
     run: Run, options: argparse.Namespace, width: int, height: int, *, is_plain: bool
 ) -> list[Text]:
-    """The charts that fit, in rows of one or several; a line names the metrics that have none."""
-    names = dict.fromkeys((*run.epoch_names, *run.metrics.step_names()))
+    """The charts that fit; a line names the metrics that have none."""
+    names = dict.fromkeys((*run.epoch_names, *run.step_names))
     if not names:
         later = " yet: they appear with the first steps." if run.state == "running" else "."
         return [Text(f"No metrics{later}")]
     panels = [[name] for name in options.metric or ()] or metric_groups(names, run.eval_keys)
-    across = max(min(width // WIDTH, len(panels), 3), 1)
-    down = max(min(-(-len(panels) // across), max(height - 1, HEIGHT) // HEIGHT), 1)
-    left_out = [name for panel in panels[across * down :] for name in panel]
-    each = (width - 2 * (across - 1)) // across
-    high = max((height - bool(left_out)) // down, 4)
+    num_shown = max(min(len(panels), max(height - 1, HEIGHT) // HEIGHT), 1)
+    left_out = [name for panel in panels[num_shown:] for name in panel]
+    high = max((height - bool(left_out)) // num_shown, 4)
     lines = []
-    for at in range(0, min(len(panels), across * down), across):
-        row = panels[at : at + across]
-        lines += _beside([_chart(run, one, each, high, options.log, is_plain) for one in row], each)
+    for panel in panels[:num_shown]:
+        lines += _chart(run, panel, width, high, options.log, is_plain)
     if left_out:
         text = f"no room for: {printable(', '.join(left_out))} (choose with --metric NAME)"
         lines.append(Text(text, style="dim", no_wrap=True))
@@ -136,7 +132,7 @@ def _chart(
 ) -> list[Text]:
     title: Line = []
     curves = []
-    of_steps = run.metrics.step_names()
+    of_steps = run.step_names
     for number, name in enumerate(names):
         level: Level = "step" if name in of_steps else "epoch"
         curve = run.metrics.curve(name, level=level, x="update", points=2 * width)
@@ -159,20 +155,6 @@ def _note(run: Run, curve: MetricCurve) -> str:
     which = "best epoch" if curve.level == "step" else "best"
     text += f" ({which} {best.value:.4g} @{best.epoch})" if best is not None else ""
     return text + (f" ({odd} not finite)" if odd else "")
-
-
-def _beside(charts: Sequence[Sequence[Text]], width: int) -> list[Text]:
-    """Charts beside each other, line by line."""
-    lines = []
-    for number in range(max(map(len, charts))):
-        line = Text(no_wrap=True)
-        for at, chart in enumerate(charts):
-            part = chart[number] if number < len(chart) else Text("")
-            part.truncate(width, overflow="ellipsis", pad=True)
-            line.append("  " if at else "").append_text(part)
-        line.rstrip()
-        lines.append(line)
-    return lines
 
 
 def show_live(run: Run, options: argparse.Namespace) -> None:

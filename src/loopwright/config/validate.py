@@ -120,7 +120,12 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
         return Builder(given, place.name).make(recipe, root, key)
 
 
-def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[Model]) -> Model:
+def load_model(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    model: type[Model],
+    *,
+    under: str | None = None,
+) -> Model:
     """Read a YAML or JSON file, or a mapping, into a pydantic model.
 
     For an interface whose settings are one model: unknown settings with the nearest known ones,
@@ -129,6 +134,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[M
     Args:
         source: The path of a file, or the values by name.
         model: The pydantic model.
+        under: A key under which all settings may stand.
 
     >>> from pydantic import BaseModel
     >>> from loopwright.config import load_model
@@ -148,6 +154,8 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[M
         if isinstance(source, Mapping)
         else read_file(Path(source))
     )
+    if under is not None and set(root.value) == {under}:
+        root = root.value[under]
     recipe, problems = ConfigValidation(None).check(root, model, "")
     if problems:
         raise ConfigError(problems)

@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -46,8 +46,8 @@ logger = logging.getLogger("loopwright")
 MAX_POINTS = 20_000
 MAX_LOG = 20_000
 LARGEST_ID = 2**62
-MAX_TRIES = 100  # ports after the one that is asked for
 LARGEST_PORT = 65_535
+MAX_TRIES = 100  # ports after the one that is asked for
 SECONDS_TO_END = 3  # for answers under way
 ANY = ("0.0.0.0", "::", "")
 
@@ -76,37 +76,27 @@ def bind(host: str, port: int) -> Address:
         host: A name or an address of this machine.
         port: The port; 0 takes any that is free.
     """
-    if not 0 <= port <= LARGEST_PORT:
-        raise _unusable(f"--port {port}", f"use 1 to {LARGEST_PORT}, or 0 for any free one")
-    try:
-        found = socket.getaddrinfo(host or ANY[0], port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise _unusable(f"--host {host}", f"{error}. Use an address of this machine") from error
-    family, _, _, _, place = found[0]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last = min(port + MAX_TRIES, LARGEST_PORT) if port else 0
-    for candidate in range(port, last + 1):
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for candidate in range(port, last + 1) if port >= 0 else ():
         try:
-            listening.bind((place[0], candidate))
-            # two servers may bind one port, but only one can listen
-            listening.listen(socket.SOMAXCONN)
-        except OSError as error:
-            listening.close()
-            if error.errno == errno.EADDRINUSE:
+            listening = socket.create_server((host, candidate), family=family)
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 continue
-            is_reserved = error.errno == errno.EACCES
-            advice = "a port above 1023" if is_reserved else "an address of this machine"
-            problem = f"{error.strerror}. Use {advice}"
-            raise _unusable(f"{host}:{candidate}", problem) from error
-        is_local = is_loopback(host) and is_loopback(str(place[0]))
+            raise ConfigurationError(
+                "unusable-address",
+                f"{host}:{candidate}: {error}. Use an address of this machine, and a port above "
+                "1023.",
+            ) from error
+        place = listening.getsockname()
+        is_local = is_loopback(host) and is_loopback(place[0])
         token = None if is_local else secrets.token_urlsafe(24)
-        return Address(listening, host, listening.getsockname()[1], token)
-    raise _unusable(f"--port {port}", f"no port up to {last} is free. Use another, or 0 for any")
-
-
-def _unusable(what: str, problem: str) -> ConfigurationError:
-    return ConfigurationError("unusable-address", f"{what}: {problem}.")
+        return Address(listening, host, place[1], token)
+    raise ConfigurationError(
+        "unusable-address",
+        f"--port {port}: no port up to {last} is free. Use 1 to {LARGEST_PORT}, or 0 for any.",
+    )
 
 
 def serve(folder: RunsFolder, address: Address, started: Callable[[], None] = lambda: None) -> None:
@@ -192,7 +182,6 @@ def build_app(folder: RunsFolder, access: Access | None = None) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         live.close()
-        folder.close()
 
     app = Starlette(
         routes=[
@@ -222,16 +211,6 @@ def answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Re
             return error_answer(404, f"This cannot be read: {type(error).__name__}: {error}"[:500])
 
     return call
-
-
-def said_when_cut_short(parts: Iterator[str]) -> Iterator[str]:
-    """The parts of an answer that is sent as it is read; an error ends the connection, so that the
-    client knows."""
-    try:
-        yield from parts
-    except (LoopwrightError, OSError) as error:
-        logger.warning("A download ended early: %s", error)
-        raise
 
 
 class RunAnswers:
@@ -290,8 +269,7 @@ class RunAnswers:
         if not runs:
             raise Refusal(400, "Name at least one run: /api/csv?run=first&name=loss")
         lines = curves.csv_lines(self.folder, runs, query.getlist("name"))
-        # most errors come with the first part
-        lines = said_when_cut_short(chain([next(lines)], lines))
+        lines = chain([next(lines)], lines)  # most errors come with the first part
         sent = {
             "Content-Disposition": 'attachment; filename="metrics.csv"',
             "Cache-Control": "no-store",
@@ -305,7 +283,7 @@ class RunAnswers:
             return json_answer(request, detail.unreadable(entry))
         run = self.folder.run(entry.id)
         with self.folder.metrics(run.path) as metrics:
-            return json_answer(request, detail.Detail(entry, run, metrics).answer())
+            return json_answer(request, detail.describe(entry, run, metrics))
 
     def checkpoints(self, request: Request) -> Response:
         """The checkpoints, with their hashes compared on request."""
@@ -343,10 +321,9 @@ class RunAnswers:
 
     def compare(self, request: Request) -> Response:
         """Differences between runs."""
-        runs = list(dict.fromkeys(request.query_params.getlist("run")))[: comparison.MAX_RUNS + 1]
-        return json_answer(
-            request, comparison.compare([(run, self.folder.run(run)) for run in runs])
-        )
+        runs = dict.fromkeys(request.query_params.getlist("run"))
+        named = [(run, self.folder.run(run)) for run in runs]
+        return json_answer(request, comparison.compare(named))
 
     def sweep(self, request: Request) -> Response:
         """The runs of a folder with the parameters that vary."""

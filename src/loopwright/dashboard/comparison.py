@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ..errors import LoopwrightError
@@ -16,6 +17,7 @@ from .answers import Refusal
 from .folder import RunEntry
 
 Json = dict[str, Any]
+CHANGE = ("name", "first", "second")
 MAX_RUNS = 20
 MAX_VALUES = 50  # of a parameter that are listed
 # of the largest to the smallest value of a parameter that is drawn on a logarithmic axis
@@ -28,22 +30,16 @@ def compare(runs: Sequence[tuple[str, Run]]) -> Json:
     if not 2 <= len(runs) <= MAX_RUNS:
         raise Refusal(400, f"Name 2 to {MAX_RUNS} runs to compare, not {len(runs)}.")
     parts = [described_parts(run) for _, run in runs]
-    differences = []
-    same = []
-    unknown = []
-    for part in parts[0]:
-        found = _differences(part, [described[part] for described in parts])
-        differences += found
-        if not any(described[part] for described in parts):
-            unknown.append(part)
-        elif not found:
-            same.append(part)
+    differences = {
+        part: _differences(part, [described[part] for described in parts]) for part in parts[0]
+    }
+    known = [part for part in parts[0] if any(described[part] for described in parts)]
     divergences, ignored = _divergences(runs)
     return {
         "runs": [name for name, _ in runs],
-        "differences": differences,
-        "same": same,
-        "unknown": unknown,
+        "differences": [entry for found in differences.values() for entry in found],
+        "same": [part for part in known if not differences[part]],
+        "unknown": [part for part in parts[0] if part not in known],
         "divergences": divergences,
         "ignored": ignored,
     }
@@ -73,25 +69,19 @@ def _divergences(runs: Sequence[tuple[str, Run]]) -> tuple[list[Json], list[str]
             )
             continue
         ignored.update(left_out)
-        found += [_divergence(first_name, name, divergence) for divergence in divergences]
+        for divergence in divergences:
+            changes = [dict(zip(CHANGE, change, strict=True)) for change in divergence.changes]
+            found.append(
+                {
+                    **asdict(divergence),
+                    "first": first_name,
+                    "second": name,
+                    "is_same": divergence.is_same,
+                    "changes": changes,
+                    "sentence": sentence(first_name, name, divergence),
+                }
+            )
     return found, sorted(ignored)
-
-
-def _divergence(first: str, second: str, divergence: Divergence) -> Json:
-    changes = [{"name": c.key, "first": c.first, "second": c.second} for c in divergence.changes]
-    return {
-        "first": first,
-        "second": second,
-        "level": divergence.level,
-        "at": divergence.at,
-        "num_same": divergence.num_same,
-        "is_same": divergence.is_same,
-        "changes": changes,
-        "ends": list(divergence.ends),
-        "only_first": list(divergence.only_first),
-        "only_second": list(divergence.only_second),
-        "sentence": sentence(first, second, divergence),
-    }
 
 
 def sentence(first: str, second: str, divergence: Divergence) -> str:
@@ -162,30 +152,20 @@ def _varied(runs: Sequence[Json]) -> list[str]:
     ]
 
 
-def _parameter(key: str, title: str, values: Sequence[object]) -> Json:
+def _parameter(key: str, title: str, values: Sequence[Any]) -> Json:
     known = [value for value in values if value is not None]
-    distinct = sorted(
-        {value for value in known if isinstance(value, int | float) and not isinstance(value, bool)}
-    )
-    is_number = bool(known) and all(
-        isinstance(v, int | float) and not isinstance(v, bool) for v in known
-    )
+    is_number = bool(known) and all(type(value) in (int, float) for value in known)
+    distinct: list[Any] = list(dict.fromkeys(map(str, values)))
+    is_log = False
     if is_number:
-        is_log = len(distinct) > 1 and distinct[0] > 0 and distinct[-1] / distinct[0] >= LOG_RATIO
-        return {
-            "key": key,
-            "title": title,
-            "kind": "number",
-            "is_log": is_log,
-            "values": distinct[:MAX_VALUES],
-        }
-    texts = list(dict.fromkeys(str(value) for value in values))
+        distinct = sorted(set(known))
+        is_log = distinct[0] > 0 and distinct[-1] / distinct[0] >= LOG_RATIO
     return {
         "key": key,
         "title": title,
-        "kind": "category",
-        "is_log": False,
-        "values": texts[:MAX_VALUES],
+        "kind": "number" if is_number else "category",
+        "is_log": is_log,
+        "values": distinct[:MAX_VALUES],
     }
 
 

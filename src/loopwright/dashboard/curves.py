@@ -63,8 +63,7 @@ class CurveAnswers:
                 stamp = stamp_of(path)
                 with self.folder.metrics(path) as metrics:
                     cursors[run] = str(metrics.cursor())
-                    step_names = metrics.step_names()
-                    known = {"step": step_names, "epoch": metrics.epoch_names}
+                    known = {level: metrics.names_of(level) for level in LEVELS}
                 for name in dict.fromkeys(names):
                     levels = [level for level in LEVELS if name in known[level]]
                     texts += [self._text(run, path, stamp, name, level, window) for level in levels]

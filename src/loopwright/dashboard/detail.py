@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ..checkpoint.inspect import CheckpointInfo, list_checkpoints
+from ..checkpoint.inspect import list_checkpoints
 from ..checkpoint.layout import read_limited
 from ..errors import LoopwrightError
 from ..run.best import choose
@@ -23,63 +23,54 @@ from .answers import Refusal
 from .folder import RunEntry, own_file
 from .summary import sentences
 
-T = TypeVar("T")
 Json = dict[str, Any]
 LOG_LINES = 400
+EMPTY_LOG: Json = {"lines": [], "is_cut": False, "source": None}
 LOG_BYTES = 400_000
 LARGEST_TEXT = 4_000_000  # bytes of a file that is passed through
 # entries of the manifest that have a place of their own
 APART = ("packages", "hardware", "fingerprint", "data", "config", "arguments")
 
 
-class Detail:
-    """The answer of /api/run; a part that cannot be read is empty, and `problems` says why."""
+def describe(entry: RunEntry, run: Run, metrics: MetricsView) -> Json:
+    """All that the page of a run shows; a part that cannot be read is empty, and `problems` says
+    why."""
+    problems: list[str] = []
 
-    def __init__(self, entry: RunEntry, run: Run, metrics: MetricsView) -> None:
-        self.entry = entry
-        self.run = run
-        self.metrics = metrics
-        self.problems: list[str] = []
-
-    def answer(self) -> Json:
-        """All that the page of a run shows."""
-        run = self.run
-        manifest = self.run.manifest
-        config = own_text(self.run.path, CONFIG)
-        # first: what comes meanwhile then comes twice
-        cursor = self._part(lambda: str(self.metrics.cursor()), str)
-        events: list[Event] = self._part(self.metrics.events, list)
-        log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log)
-        return {
-            "summary": self.entry.summary,
-            "cursor": cursor,
-            "sentences": self._part(lambda: sentences(run, events), list),
-            "path": str(run.path),
-            "command": run.command,
-            "manifest": {key: value for key, value in manifest.items() if key not in APART},
-            "config": run.config or None,
-            "settings": run.settings,
-            "config_text": None if config is None else config.read_text(errors="replace"),
-            "environment": environment(manifest),
-            "data": manifest.get("data") or None,
-            "changes": run.changes,
-            "checkpoints": self._part(lambda: checkpoints(run), list),
-            "events": [asdict(event) for event in events],
-            "media": self._part(lambda: media_index(self.metrics.media()), list),
-            "profile": run.profile if own_text(run.path, PROFILE) else None,
-            "log": log,
-            "traceback": traceback_of(events) if run.state in ("failed", "crashed") else None,
-            "problems": list(
-                dict.fromkeys([*self.entry.summary["problems"], *run.problems, *self.problems])
-            ),
-        }
-
-    def _part(self, read: Callable[[], T], nothing: Callable[[], T]) -> T:
+    def part(read: Callable[[], Any], nothing: Any) -> Any:
         try:
             return read()
         except (LoopwrightError, OSError, ValueError) as error:
-            self.problems.append(str(error))
-            return nothing()
+            problems.append(str(error))
+            return nothing
+
+    manifest = run.manifest
+    config = own_text(run.path, CONFIG)
+    # first: what comes meanwhile then comes twice
+    cursor = part(lambda: str(metrics.cursor()), "")
+    events: list[Event] = part(metrics.events, [])
+    answer = {
+        "summary": entry.summary,
+        "cursor": cursor,
+        "sentences": part(lambda: sentences(run, events), []),
+        "path": str(run.path),
+        "command": run.command,
+        "manifest": {key: value for key, value in manifest.items() if key not in APART},
+        "config": run.config or None,
+        "settings": run.settings,
+        "config_text": None if config is None else config.read_text(errors="replace"),
+        "environment": environment(manifest),
+        "data": manifest.get("data") or None,
+        "changes": run.changes,
+        "checkpoints": part(lambda: checkpoints(run), []),
+        "events": [asdict(event) for event in events],
+        "media": part(lambda: media_index(metrics.media()), []),
+        "profile": run.profile if own_text(run.path, PROFILE) else None,
+        "log": part(lambda: read_log(run.path, metrics, LOG_LINES), EMPTY_LOG),
+        "traceback": traceback_of(events) if run.state in ("failed", "crashed") else None,
+    }
+    found = [*entry.summary["problems"], *run.problems, *problems]
+    return answer | {"problems": list(dict.fromkeys(found))}
 
 
 def unreadable(entry: RunEntry) -> Json:
@@ -94,7 +85,7 @@ def unreadable(entry: RunEntry) -> Json:
         "settings": {},
         **dict.fromkeys(nothing),
         **{name: [] for name in ("environment", "changes", "checkpoints", "events", "media")},
-        "log": empty_log(),
+        "log": EMPTY_LOG,
         "problems": entry.summary["problems"],
     }
 
@@ -144,47 +135,36 @@ def checkpoints(run: Run, *, verify: bool = False) -> list[Json]:
     """The resume points and kept models of a run; sizes are compared, and hashes too if
     `verify`."""
     home = run.path.resolve()
-    found = [
-        info
-        for info in list_checkpoints(run.path, verify=verify)
-        if info.path.resolve().is_relative_to(home)
-    ]
     best = None
     with suppress(LoopwrightError):  # the direction of its metric may be unknown
         best = choose(run)
-    return [
-        _checkpoint(info, is_best=best is not None and best.path == info.path) for info in found
-    ]
-
-
-def _checkpoint(info: CheckpointInfo, *, is_best: bool) -> Json:
-    metric = (
-        None
-        if info.metric is None
-        else {"name": info.metric[0], "value": info.metric[1], "mode": info.mode}
-    )
-    return {
-        "kind": info.kind,
-        "name": info.name,
-        "size": info.size,
-        **{count: info.meta.get(count) for count in ("update", "epoch", "step")},
-        "metric": metric,
-        "is_best": is_best,
-        "created": None if info.created is None else info.created.timestamp(),
-        "is_sound": info.is_sound,
-        "is_verified": info.is_verified,
-        "problems": list(info.problems),
-    }
+    found = []
+    for info in list_checkpoints(run.path, verify=verify):
+        if not info.path.resolve().is_relative_to(home):
+            continue
+        entry: Json = {
+            name: getattr(info, name)
+            for name in ("kind", "name", "size", "is_sound", "is_verified")
+        }
+        entry |= {count: info.meta.get(count) for count in ("update", "epoch", "step")}
+        entry["metric"] = None
+        if info.metric is not None:
+            name, value = info.metric
+            entry["metric"] = {"name": name, "value": value, "mode": info.mode}
+        entry["is_best"] = best is not None and best.path == info.path
+        entry["created"] = None if info.created is None else info.created.timestamp()
+        entry["problems"] = list(info.problems)
+        found.append(entry)
+    return found
 
 
 def environment(manifest: Mapping[str, Any]) -> list[Json]:
     """What the run ran on and with, in groups of names and values."""
-    hardware, packages = (_table(manifest.get(name)) for name in ("hardware", "packages"))
     groups: dict[str, Json] = {
-        "Machine": {**_chosen(manifest, "device", "platform"), **hardware},
+        "Machine": {**_chosen(manifest, "device", "platform"), **manifest.get("hardware", {})},
         "Versions": _chosen(manifest, "loopwright", "torch", "python"),
         "Code": _chosen(manifest, "git_commit", "git_dirty", "seed"),
-        "Packages": packages,
+        "Packages": manifest.get("packages", {}),
     }
     return [
         {"title": title, "entries": [[key, value] for key, value in flatten(entries).items()]}
@@ -195,14 +175,6 @@ def environment(manifest: Mapping[str, Any]) -> list[Json]:
 
 def _chosen(manifest: Mapping[str, Any], *names: str) -> Json:
     return {name: manifest[name] for name in names if manifest.get(name) is not None}
-
-
-def _table(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
-
-
-def empty_log() -> Json:
-    return {"lines": [], "is_cut": False, "source": None}
 
 
 def read_log(run: Path, metrics: MetricsView, last: int) -> Json:

@@ -1,9 +1,5 @@
-"""The runs below a folder: found without leaving it, summarized again only when their files change,
-and their metrics, of which files at rest stay open between requests.
-
-A reader that has the file of a training run open when the run ends would make SQLite leave its log
-behind; a file at rest is opened without any lock. See `MetricsView`.
-"""
+"""The runs below a folder: found without leaving it, summarized again only when their files
+change."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import os
 import stat
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +19,6 @@ from ..errors import CheckpointError, ConfigurationError, LoopwrightError
 from ..run.directory import CONFIG, LOCK, MANIFEST, METRICS
 from ..run.metrics_view import MetricsView
 from ..run.reading import Run
-from ..run.schema import state_at_rest
 from .answers import Refusal, is_inside, plain, to_json
 from .summary import damaged_summary, summarize
 
@@ -34,7 +28,6 @@ Stamp = tuple[tuple[int, int], ...]
 FILES = (MANIFEST, CONFIG, METRICS, f"{METRICS}-wal")
 WATCHED = (*FILES, "checkpoints", "kept")  # that a summary depends on
 OWN_FILES = (*FILES, LOCK)  # that are read, so none may lead elsewhere
-MAX_OPEN = 100  # files of metrics
 MAX_DEPTH = 12  # of folders in folders
 NUM_THREADS = 4
 PATIENCE = 10  # times as long as reading took: a tenth of a processor at most for one run
@@ -81,7 +74,6 @@ class RunsFolder:
         self._only = path if self.is_single else None
         self._entries: dict[str, RunEntry] = {}
         self._lock = threading.Lock()
-        self._metrics = OpenMetrics()
 
     def scan(self) -> dict[str, RunEntry]:
         """All runs by id, sorted by path; only those that changed are read."""
@@ -152,21 +144,17 @@ class RunsFolder:
         Raises:
             CheckpointError: The file is damaged, or holds rows that make no sense.
         """
-        metrics = self._metrics.view(path / METRICS)
         try:
-            yield metrics
+            with MetricsView(path / METRICS) as metrics:
+                yield metrics
         except LoopwrightError:
             raise
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             # no row that we have written
-            logger.debug("%s contains malformed rows", metrics.path, exc_info=True)
+            logger.debug("%s contains malformed rows", path, exc_info=True)
             raise CheckpointError(
-                "metrics-damaged", f"The metrics in {metrics.path} are damaged: {error}."
+                "metrics-damaged", f"The metrics in {path} are damaged: {error}."
             ) from error
-
-    def close(self) -> None:
-        """Close all files."""
-        self._metrics.close()
 
     def readable(self, run: str) -> Path:
         """The directory of a run to read from; an error says why one that is damaged cannot be
@@ -195,41 +183,6 @@ class RunsFolder:
         if not is_allowed or not (real / MANIFEST).is_file():
             raise no_run(run)
         return path
-
-
-class OpenMetrics:
-    """The metrics of runs, opened when they are asked for; at most `MAX_OPEN` at rest stay open."""
-
-    def __init__(self) -> None:
-        self._views: OrderedDict[Path, tuple[object, MetricsView]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def view(self, path: Path) -> MetricsView:
-        """A view of a file as it is now; that of a file at rest is kept for later."""
-        state = state_at_rest(path)
-        if state is None:
-            return MetricsView(path)
-        with self._lock:
-            known, view = self._views.get(path, (None, None))
-            if view is None or known != state:
-                self._drop(path)
-                view = MetricsView(path, keep_open=True)
-                self._views[path] = state, view
-            self._views.move_to_end(path)
-            while len(self._views) > MAX_OPEN:
-                self._drop(next(iter(self._views)))
-            return view
-
-    def close(self) -> None:
-        with self._lock:
-            for path in list(self._views):
-                self._drop(path)
-
-    def _drop(self, path: Path) -> None:
-        if path in self._views:
-            _, view = self._views.pop(path)
-            view.keep_open = False  # whoever still reads from it opens the file for each call
-            view.close()
 
 
 def _newer(old: RunEntry | None, new: RunEntry) -> RunEntry:
@@ -303,7 +256,12 @@ def read_entry(run: str, path: Path, stamp: Stamp) -> RunEntry | None:
     began = time.monotonic()
     try:
         problem = find_problem(path)
-        summary = damaged_summary(run, path, problem) if problem else _summarize(run, Run(path))
+        if problem:
+            summary = damaged_summary(run, path, problem)
+        else:
+            view = Run(path)
+            with view.metrics:  # opened once
+                summary = summarize(run, view)
     except Exception as error:
         # files of a run may hold anything, and one run must not take the list with it
         if not (path / MANIFEST).is_file():
@@ -312,15 +270,6 @@ def read_entry(run: str, path: Path, stamp: Stamp) -> RunEntry | None:
         summary = damaged_summary(run, path, problem)
     summary = plain(summary)
     return RunEntry(run, path, stamp, summary, to_json(summary), problem, time.monotonic() - began)
-
-
-def _summarize(run: str, view: Run) -> dict[str, Any]:
-    """A summary, for which a file at rest is opened once."""
-    view.metrics.keep_open = True
-    try:
-        return summarize(run, view)
-    finally:
-        view.metrics.close()
 
 
 def _walk(folder: Path, root: Path, depth: int) -> Iterator[Path]:

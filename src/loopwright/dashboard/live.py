@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,7 +35,6 @@ SCAN_SECONDS = 1.5  # for new runs and changed summaries
 COMMENT_SECONDS = 15.0  # proxies close connections on which nothing happens
 MAX_RUNS = 200
 MAX_ROWS = 5_000  # of a metric that are sent at once: more, and the client reads its curves anew
-MAX_KEPT = 64
 
 
 @dataclass(eq=False)
@@ -70,7 +67,6 @@ class LiveEvents:
         self.listeners: set[Listener] = set()
         self.is_closed = False
         self._folder = folder
-        self._rows = NewRows(folder)
         self._task: asyncio.Task[None] | None = None
         self._stamps: dict[str, Stamp | None] = {}
         self._entries: dict[str, RunEntry] | None = None
@@ -108,9 +104,11 @@ class LiveEvents:
                     continue
                 runs, summaries, removed = listener.take()
                 if summaries or removed:
-                    yield self._event(listener, "runs", _changed_runs(summaries, removed))
+                    shown = [text for run, text in summaries.items() if run not in removed]
+                    data = f'{{"runs":[{",".join(shown)}],"removed":{to_json(sorted(removed))}'
+                    yield self._event(listener, "runs", f'{data},"time":{time.time():.3f}}}')
                 for run in sorted(runs):
-                    if found := await asyncio.to_thread(self._rows.event, run, listener):
+                    if found := await asyncio.to_thread(self._new_rows, run, listener):
                         yield self._event(listener, *found)
         except Exception:  # the connection ends, and the client opens another
             logger.warning("A stream of events ended early", exc_info=True)
@@ -121,6 +119,30 @@ class LiveEvents:
     def _event(self, listener: Listener, kind: str, data: str) -> str:
         place = to_json({"time": time.time(), "cursors": listener.cursors})
         return f"event: {kind}\nid: {place}\ndata: {data}\n\n"
+
+    def _new_rows(self, run: str, listener: Listener) -> tuple[str, str] | None:
+        """The name and the data of an event for one client, whose cursor is moved; None where there
+        is nothing new."""
+        try:
+            cursor = parse_cursor(listener.cursors[run])
+            with self._folder.metrics(self._folder.readable(run)) as metrics:
+                if cursor is None:
+                    listener.cursors[run] = str(metrics.cursor())
+                    return None
+                changes = metrics.since(cursor, listener.names, x=listener.x, points=MAX_ROWS)
+        except Refusal:
+            listener.cursors.pop(run, None)
+            return "gone", to_json({"run": run})
+        except (LoopwrightError, OSError) as error:
+            # it may be removed, or replaced, at this moment
+            logger.debug("%s cannot be read: %s", run, error)
+            return None
+        listener.cursors[run] = str(changes.cursor)
+        is_behind = not all(curve.is_exact for curve in changes.steps.values())
+        if changes.is_reset or is_behind:
+            reason = "rewound" if changes.is_reset else "behind"
+            return "reread", to_json({"run": run, "cursor": str(changes.cursor), "reason": reason})
+        return _rows_event(run, changes)
 
     def _join(self, listener: Listener) -> None:
         self.listeners.add(listener)
@@ -143,7 +165,9 @@ class LiveEvents:
     def _catch_up(self, listener: Listener, entries: dict[str, RunEntry]) -> None:
         since = listener.since
         missed = {
-            run: e.text for run, e in entries.items() if since is not None and e.read_at > since
+            run: entry.text
+            for run, entry in entries.items()
+            if since is not None and entry.read_at > since
         }
         if missed:
             listener.summaries.update(missed)
@@ -193,22 +217,15 @@ class LiveEvents:
                 self._catch_up(listener, entries)
             return
         changed = {
-            run: e.text
-            for run, e in entries.items()
-            if run not in known or known[run].text != e.text
+            run: entry.text
+            for run, entry in entries.items()
+            if run not in known or known[run].text != entry.text
         }
-        removed = set(known) - set(entries)
+        removed = known.keys() - entries.keys()
         for listener in self.listeners if changed or removed else ():
-            listener.summaries = {
-                k: v for k, v in listener.summaries.items() if k not in removed
-            } | changed
-            listener.removed = (listener.removed - set(changed)) | removed
+            listener.summaries |= changed
+            listener.removed = (listener.removed - changed.keys()) | removed
             listener.wake.set()
-
-
-def _changed_runs(summaries: dict[str, str], removed: set[str]) -> str:
-    runs = ",".join(summaries.values())
-    return f'{{"runs":[{runs}],"removed":{to_json(sorted(removed))},"time":{time.time():.3f}}}'
 
 
 def parse_listener(request: Request) -> Listener:
@@ -257,54 +274,6 @@ def parse_cursor(text: str) -> MetricsCursor | None:
         raise Refusal(
             400, f"cursor={text[:40]!r} is not from this server: read /api/curves again."
         ) from None
-
-
-class NewRows:
-    """Reads the rows that a client does not have, once for all clients at the same place."""
-
-    def __init__(self, folder: RunsFolder) -> None:
-        self._folder = folder
-        self._kept: OrderedDict[object, Changes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def event(self, run: str, listener: Listener) -> tuple[str, str] | None:
-        """The name and the data of an event for one client, whose cursor is moved; None where there
-        is nothing new."""
-        try:
-            path = self._folder.readable(run)
-            cursor = parse_cursor(listener.cursors[run])
-            if cursor is None:
-                with self._folder.metrics(path) as metrics:
-                    listener.cursors[run] = str(metrics.cursor())
-                return None
-            changes = self._changes(run, stamp_of(path), cursor, listener)
-        except Refusal:
-            listener.cursors.pop(run, None)
-            return "gone", to_json({"run": run})
-        except (LoopwrightError, OSError) as error:
-            # it may be removed, or replaced, at this moment
-            logger.debug("%s cannot be read: %s", run, error)
-            return None
-        listener.cursors[run] = str(changes.cursor)
-        is_behind = not all(curve.is_exact for curve in changes.steps.values())
-        if changes.is_reset or is_behind:
-            reason = "rewound" if changes.is_reset else "behind"
-            return "reread", to_json({"run": run, "cursor": str(changes.cursor), "reason": reason})
-        return _rows_event(run, changes)
-
-    def _changes(
-        self, run: str, stamp: Stamp, cursor: MetricsCursor, listener: Listener
-    ) -> Changes:
-        key = (run, stamp, str(cursor), listener.names, listener.x)
-        # one after the other: clients at the same place find what the first has read
-        with self._lock:
-            if key not in self._kept:
-                with self._folder.metrics(self._folder.path_of(run)) as metrics:
-                    found = metrics.since(cursor, listener.names, x=listener.x, points=MAX_ROWS)
-                self._kept[key] = found
-                while len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
-            return self._kept[key]
 
 
 def _rows_event(run: str, changes: Changes) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -84,8 +84,7 @@ def build_report(entries: Sequence[RunEntry], points: int | None = None) -> tupl
     num_curves = sum(len(e.summary["step_names"]) + len(e.summary["epoch_names"]) for e in entries)
     fitting = max(FEWEST_POINTS, min(MOST_POINTS, MAX_COLUMNS // max(num_curves, 1)))
     report = ReportDraft(points or fitting)
-    with closing(RunsFolder(entries[0].path.parent)) as folder:
-        data = _collect(report, entries, folder)
+    data = _collect(report, entries, RunsFolder(entries[0].path.parent))
     data["notes"] = _notes(report)
     title = entries[0].summary["name"] if len(entries) == 1 else f"{len(entries)} runs"
     return render(f"{title} · Loopwright", data), data["notes"]
@@ -118,7 +117,8 @@ def _collect(report: ReportDraft, entries: Sequence[RunEntry], folder: RunsFolde
         media[run] = {}
         contents[run] = {}
         with folder.metrics(entry.path) as metrics:
-            details[run] = _detail(entry, view, metrics)
+            # without what says more of the machine than a reader of the report needs
+            details[run] = detail.describe(entry, view, metrics) | {"path": entry.id}
             if problems := details[run]["problems"]:
                 report.notes.append(f"{run} is damaged: {' '.join(problems)}")
             if entry.summary["problems"]:
@@ -152,12 +152,6 @@ def _collect(report: ReportDraft, entries: Sequence[RunEntry], folder: RunsFolde
         "compare": comparison.compare(compared) if len(compared) > 1 else None,
         "sweep": comparison.sweep(entries, ""),
     }
-
-
-def _detail(entry: RunEntry, view: Run, metrics: MetricsView) -> Json:
-    """The page of a run, without what says more of the machine than a reader of the report
-    needs."""
-    return {**detail.Detail(entry, view, metrics).answer(), "path": entry.id}
 
 
 def _keep_present(answer: Json, images: Mapping[str, str]) -> None:

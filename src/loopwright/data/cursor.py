@@ -214,7 +214,7 @@ class Cursor:
         except StopIteration:
             return []
         except WORKER_ERRORS as error:
-            check_worker(error)
+            check_worker(error, self._items)
             raise
 
     def _open(self) -> Iterator[Any]:

@@ -97,7 +97,7 @@ class WorkerSource:
                 self._batches = self._open()
             batch: Batch = next(self._batches)
         except WORKER_ERRORS as error:
-            check_worker(error)
+            check_worker(error, self._batches)
             raise
         return batch
 
@@ -215,10 +215,11 @@ def _kill(workers: list[Any]) -> None:
 WORKER_ERRORS = (RuntimeError, ConnectionError, EOFError)
 
 
-def check_worker(error: BaseException) -> None:
+def check_worker(error: BaseException, batches: object = None) -> None:
     """Raise a `DataError` that says why a worker ended and what to do, if that is the reason for an
-    error."""
-    found = ended_worker(error) if isinstance(error, RuntimeError) else _wait_for_end()
+    error. `batches` is the loader's iterator, where it is known."""
+    is_torchs = isinstance(error, RuntimeError)
+    found = ended_worker(error) if is_torchs else _wait_for_end(workers_of(batches))
     if found is not None:
         _reap()
         raise DataError("worker-ended", _end_of_worker(*found)) from error
@@ -235,11 +236,15 @@ def workers_explained() -> Iterator[None]:
         raise
 
 
-def _wait_for_end() -> tuple[int, int | None] | None:
-    """Return the worker that lost its connection, which closes before the process ends."""
+def _wait_for_end(workers: list[Any]) -> tuple[int, int | None] | None:
+    """Return the worker that lost its connection, which closes before the process ends.
+
+    Without any given, of all processes that still run: torch's handler of SIGCHLD may have said it
+    in a finalizer, where Python drops errors, and then says it no more.
+    """
     try:
         check_workers()
-        workers = multiprocessing.active_children()
+        workers = workers or multiprocessing.active_children()
         closed = wait([worker.sentinel for worker in workers], timeout=5.0)
         ended = [worker for worker in workers if worker.sentinel in closed]
         for worker in ended:

@@ -12,14 +12,12 @@ from torch.optim import Optimizer
 from ..errors import ConfigurationError, check_arguments
 from ..trainer import Trainer as CoreTrainer
 from ..training.media_log import MediaMethods
-from ..training.own_steps import scheduler_positions
 from ..training.program import MessageNames, OwnState
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
     from ..trackers import Track
     from ..training.run import TrainingRun
-    from ..training.update import OptimizerUpdate
 
 T = TypeVar("T")
 
@@ -219,45 +217,3 @@ class InterfaceCore(CoreTrainer):
     @property
     def _other_optimizers(self) -> Iterable[Optimizer]:
         return other_optimizers(self.interface, self.optimizers.values()).values()
-
-
-class StepSchedulers:
-    """The schedulers that count updates, stepped when the user's step is over, unless the step has
-    stepped them.
-
-    An optimizer that is updated twice in a step has them stepped before its second update.
-    """
-
-    def __init__(self) -> None:
-        # updates whose schedulers are still to be stepped
-        self.due: dict[str, OptimizerUpdate] = {}
-        self._before: dict[str, list[Any]] = {}  # positions of schedulers when the step began
-
-    def reset(self) -> None:
-        """Forget the step under way."""
-        self.due = {}
-        self._before = {}
-
-    def begin_step(self, updates: Iterable[OptimizerUpdate]) -> None:
-        """Note where the schedulers are."""
-        self._before = {
-            update.name: scheduler_positions(update) for update in updates if update.schedulers
-        }
-
-    def follow(self, update: OptimizerUpdate) -> None:
-        """Step the schedulers of an update that is due, unless the user stepped them."""
-        del self.due[update.name]
-        if not update.schedulers:
-            return
-        if scheduler_positions(update) == self._before.get(update.name):
-            self.step(update)
-        self._before[update.name] = scheduler_positions(update)
-
-    def step(self, update: OptimizerUpdate) -> None:
-        """Step the schedulers of an update."""
-        update.schedule()
-
-    def follow_all(self) -> None:
-        """Step all schedulers that are due: the user's step is over."""
-        for update in list(self.due.values()):
-            self.follow(update)

@@ -20,6 +20,10 @@ from .rows import Place, StepRow, StepValues, build_rows
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 Gather = Callable[[Any], list[Any]]
 Check = Callable[[str, "ComputedMetric"], None]
+ONE_NUMBER = (
+    "pass one number, such as its mean, a one-element tensor, or a metric with `compute` and "
+    "`reset`; `log_image`, `log_histogram`, `log_text` and `log_table` log other values"
+)
 # loss, size, count, metrics, place
 Pending = tuple[Any, Any, Any, Mapping[str, Any] | None, Place | None]
 
@@ -105,43 +109,26 @@ class Meter:
                 "on_update_end, or use `log` for a metric of the epoch.",
             )
         for name, value in values.items():
-            if not _is_number(value) and not isinstance(value, ComputedMetric):
-                raise ConfigurationError(
-                    "step-value",
-                    f"Cannot log {name!r} of a step: it is {kind_of(value)}; pass a number, such "
-                    f"as its mean, or a one-element tensor. {_other_call(name, value)}",
-                )
+            _check_loggable(name, value)
         loss, size, count, metrics, place = self._pending[-1]
         self._pending[-1] = (loss, size, count, {**(metrics or {}), **values}, place)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Set values of the whole phase: numbers, one-element tensors, or objects with `compute`
         and `reset`."""
-        if not isinstance(values, Mapping):
-            raise ConfigurationError(
-                "log-needs-dict",
-                f"log({values!r:.60}): pass a dict of names and values, as in `log({{'accuracy': "
-                "value})`.",
-            )
         for name, value in values.items():
-            if _is_number(value):
-                if self.logs_once and name in self._logged:
-                    raise ConfigurationError(
-                        "logged-twice",
-                        f"log({{{name!r}: ...}}) was called twice in one evaluation, and only the "
-                        "last value would count. For the mean over all samples, return it from "
-                        f"`eval_step`: `{{'loss': loss, {name!r}: value}}`.",
-                    )
-                self._logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
-            elif isinstance(value, ComputedMetric):
+            _check_loggable(name, value)
+            if not _is_number(value):
                 self._take(name, value)
-            else:
+                continue
+            if self.logs_once and name in self._logged:
                 raise ConfigurationError(
-                    "logged-value",
-                    f"Cannot log {name!r}: it is {kind_of(value)}; pass a number, such as its "
-                    "mean, a one-element tensor, or a metric with `compute` and `reset`. "
-                    f"{_other_call(name, value)}",
+                    "logged-twice",
+                    f"log({{{name!r}: ...}}) was called twice in one evaluation, and only the last "
+                    "value would count. For the mean over all samples, return it from `eval_step`: "
+                    f"`{{'loss': loss, {name!r}: value}}`.",
                 )
+            self._logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
 
     @property
     def is_empty(self) -> bool:
@@ -164,13 +151,19 @@ class Meter:
         rows = [StepValues() for _ in pending]
         if weights is not None:
             weights += [{} for _ in pending]
+        # of each name: step, value, weight, and whether the value is a sum
         columns: dict[str, list[tuple[int, Any, Any, bool]]] = {}
         for at, (loss, size, count, metrics, _) in enumerate(pending):
             if loss is not None:
                 weight = size if count is None else count
                 columns.setdefault("loss", []).append((at, loss, weight, count is not None))
-            if metrics:
-                self._spread(columns, at, metrics, size)
+            for name, value in (metrics or {}).items():
+                if isinstance(value, Tensor):
+                    value = value.detach()
+                elif not isinstance(value, (int, float)) and isinstance(value, ComputedMetric):
+                    self._take(name, value)
+                    continue
+                columns.setdefault(name, []).append((at, value, size, False))
         for name, cells in columns.items():
             self._fold(name, cells, rows, weights)
         return rows
@@ -189,17 +182,6 @@ class Meter:
         if add_up is not None and weights is not None:
             values = average_steps(values, weights, add_up)
         return build_rows(places, values, progress.seconds)
-
-    def _spread(
-        self, columns: dict[str, Any], at: int, metrics: Mapping[str, Any], size: int
-    ) -> None:
-        for name, value in metrics.items():
-            if isinstance(value, Tensor):
-                columns.setdefault(name, []).append((at, value.detach(), size, False))
-            elif not isinstance(value, (int, float)) and isinstance(value, ComputedMetric):
-                self._take(name, value)
-            else:
-                columns.setdefault(name, []).append((at, value, size, False))
 
     def _take(self, name: str, metric: ComputedMetric) -> None:
         if self.check is not None and self.computed.get(name) is not metric:
@@ -366,9 +348,8 @@ def _to_host(values: list[Any], name: str) -> list[float]:
             if not _is_number(value):
                 raise ConfigurationError(
                     "step-metric",
-                    f"The {name} of a step is {kind_of(value)}: reduce it to one number, such as "
-                    "its mean, or put larger values into StepResult.outputs. "
-                    f"{_other_call(name, value)}",
+                    f"The {name} of a step is {kind_of(value)}: {ONE_NUMBER}. Put larger values "
+                    "into StepResult.outputs.",
                 ) from error
         raise
 
@@ -377,18 +358,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
-def _other_call(name: str, value: Any) -> str:
-    """What logs a value that is no number."""
-    if value is None:
-        return "None is not a value: leave it out."
-    if isinstance(value, str):
-        methods = ["text"]
-    elif hasattr(value, "savefig"):
-        methods = ["figure"]
-    elif hasattr(value, "__array__") and not hasattr(value, "columns"):
-        pictures = {2: ["image"], 3: ["image"], 4: ["images"]}
-        methods = [*pictures.get(getattr(value, "ndim", 3), []), "histogram"]
-    else:
-        methods = ["table"]
-    calls = " or ".join(f"`log_{method}({name!r}, ...)`" for method in methods)
-    return f"Log it with {calls}."
+def _check_loggable(name: str, value: Any) -> None:
+    if not _is_number(value) and not isinstance(value, ComputedMetric):
+        raise ConfigurationError(
+            "logged-value",
+            f"Cannot log {name!r}: it is {kind_of(value)}; {ONE_NUMBER}.",
+        )

@@ -4,10 +4,8 @@ these arguments."""
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -75,8 +73,7 @@ class Schedule:
         mode: Which values of that metric are better, "min" or "max", where the metric's name does
             not say it.
 
-    >>> from functools import partial
-    >>> import torch
+    >>>     >>> import torch
     >>> from loopwright import Schedule, Trainer
     >>> model = torch.nn.Linear(2, 1)
     >>> scheduler = Schedule(partial(torch.optim.lr_scheduler.StepLR, step_size=100), every="update")
@@ -187,10 +184,6 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
         raise ConfigurationError(
             "schedule-interval", f"Schedule(every={schedule.every!r}): use 'update' or 'epoch'."
         )
-    if schedule.mode not in (None, "min", "max"):
-        raise ConfigurationError(
-            "schedule-mode", f"Schedule(mode={schedule.mode!r}): use 'min' or 'max'."
-        )
     if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
         is_curve = isinstance(scheduler, CurveLike) and not isinstance(scheduler, type)
         if not callable(scheduler) and not is_curve:
@@ -228,12 +221,6 @@ def _build_scheduler(factory: Callable[[Any], Any], optimizer: Optimizer) -> Any
     except TypeError as error:
         error.add_note(advice)
         raise
-    if isinstance(scheduler, Schedule):
-        raise ConfigurationError(
-            "schedule-in-factory",
-            "The factory given as scheduler returned a Schedule: put the factory inside, "
-            f"`Schedule(factory, every={scheduler.interval!r})`.",
-        )
     if not hasattr(scheduler, "step"):
         raise ConfigurationError(
             "scheduler-returned",
@@ -242,53 +229,37 @@ def _build_scheduler(factory: Callable[[Any], Any], optimizer: Optimizer) -> Any
     return scheduler
 
 
-def check_given(model: Any, optimizer: Any, loss_fn: Any, *, run_dir: Any, seed: Any) -> None:
+def check_given(model: Any, optimizer: Any, loss_fn: Any, *, seed: Any) -> None:
     """Raise a `ConfigurationError` for constructor arguments of a trainer that cannot work, with
     advice."""
-    _check_model(model)
+    for name, one in named(model, "model").items():
+        if isinstance(one, type):
+            raise ConfigurationError(
+                "model-class",
+                f"{name} is the class {one.__name__}: create an instance, `{one.__name__}(...)`.",
+            )
+        if not isinstance(one, nn.Module):
+            raise ConfigurationError(
+                "model-argument",
+                f"{name} is a {type(one).__name__}: pass a torch.nn.Module, or a dict of several "
+                f"models by name. {ORDER}",
+            )
     for name, one in named(optimizer, "optimizer").items():
         check_optimizer(one, name)
-    _check_loss(loss_fn)
-    if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
+    if isinstance(loss_fn, type):
         raise ConfigurationError(
-            "run-dir",
-            f"run_dir={run_dir!r}: use the path of a directory, or leave it out to save nothing.",
+            "loss-class",
+            f"loss_fn is the class {loss_fn.__name__}: create an instance, "
+            f"`{loss_fn.__name__}()`. {ORDER}",
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise ConfigurationError(
+            "loss-function",
+            f"loss_fn is {kind_of(loss_fn)}: pass a function of (outputs, targets), such as "
+            f"`nn.MSELoss()`. {ORDER}",
         )
     if seed not in (None, "auto"):
         check_number("seed", seed, otherwise="None for different random numbers in each run")
-
-
-def _check_model(given: Any) -> None:
-    for name, model in named(given, "model").items():
-        if isinstance(model, type):
-            raise ConfigurationError(
-                "model-class",
-                f"{name} is the class {model.__name__}: create an instance, "
-                f"`{model.__name__}(...)`.",
-            )
-        if not isinstance(model, nn.Module):
-            raise ConfigurationError(
-                "model-argument",
-                f"{name} is a {type(model).__name__}: pass a torch.nn.Module, or a dict of "
-                f"several models by name. {ORDER}",
-            )
-
-
-def _check_loss(given: Any) -> None:
-    made = given.func if isinstance(given, partial) else given
-    if isinstance(made, Optimizer) or (isinstance(made, type) and issubclass(made, Optimizer)):
-        raise ConfigurationError("loss-is-optimizer", f"loss_fn is an optimizer. {ORDER}")
-    if isinstance(given, type):
-        raise ConfigurationError(
-            "loss-class",
-            f"loss_fn is the class {given.__name__}: create an instance, `{given.__name__}()`.",
-        )
-    if given is not None and not callable(given):
-        raise ConfigurationError(
-            "loss-function",
-            f"loss_fn is {kind_of(given)}, {given!r:.60}: pass a function of (outputs, targets), "
-            "such as `torch.nn.functional.cross_entropy` or `nn.MSELoss()`.",
-        )
 
 
 def check_optimizer(given: Any, name: str) -> None:
@@ -300,17 +271,11 @@ def check_optimizer(given: Any, name: str) -> None:
         raise ConfigurationError(
             "optimizer-order", f"{name} is {kind}, which is not an optimizer. {ORDER}"
         )
-    if issubclass(made, LRScheduler):
-        raise ConfigurationError(
-            "optimizer-is-scheduler",
-            f"{name} is a scheduler: pass it as `scheduler=`, and the optimizer as `optimizer=`.",
-        )
     if not callable(given) and not isinstance(given, (Optimizer, NamedFactory)):
-        known = {"adamw": "AdamW", "sgd": "SGD"}.get(str(given).lower(), "Adam")
         raise ConfigurationError(
             "optimizer-argument",
             f"{name} is {kind_of(given)}: pass a torch optimizer, a function that takes the "
-            f"parameters and returns one, such as `partial(torch.optim.{known}, lr=1e-3)`, or a "
+            f"parameters and returns one, such as `partial(torch.optim.Adam, lr=1e-3)`, or a "
             "dict of several by name, and override `train_step`.",
         )
 

@@ -205,9 +205,16 @@ def find_parts(models: Mapping[str, nn.Module], parts: Iterable[str | nn.Module]
     unknown part."""
     found = FoundParts()
     for part in parts:
-        roots, params = (
-            _inside(models, part) if isinstance(part, nn.Module) else _named(models, part)
-        )
+        if isinstance(part, str):
+            roots, params = _named(models, part)
+        elif any(part is module for module in _all_modules(models)):
+            roots, params = [part], []
+        else:
+            raise ConfigurationError(
+                "foreign-module",
+                f"{label_of(part)} is not part of {', '.join(models)}: pass a module of the model "
+                "that is trained.",
+            )
         for root in roots:
             params += root.parameters()
             found.norms.update({id(m): m for m in root.modules() if isinstance(m, BATCH_NORMS)})
@@ -223,12 +230,7 @@ def matches(name: str, pattern: str) -> bool:
     """Whether a name matches a pattern: `*`, `?` and `[...]`, or a regular expression after
     "re:"."""
     if pattern.startswith(REGEX):
-        try:
-            return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
-        except re.error as error:
-            raise ConfigurationError(
-                "regular-expression", f"{pattern!r} is not a regular expression: {error}."
-            ) from None
+        return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
     return fnmatchcase(name, pattern)
 
 
@@ -245,49 +247,27 @@ def _named(
 ) -> tuple[list[nn.Module], list[nn.Parameter]]:
     """Return modules and parameters by their name in a model, or else by model name and name in the
     model."""
-    for prefix in ("", "{}."):
-        roots = []
-        params = []
+    known: list[str] = []
+    for has_prefix in (False, True):
+        roots: list[nn.Module] = []
+        params: list[nn.Parameter] = []
         for model_name, model in models.items():
-            front = prefix.format(model_name)
-            for name, module in _named_modules(model):
+            front = f"{model_name}." if has_prefix else ""
+            for name, module in model.named_modules(remove_duplicate=False):
+                known.append(name)
                 if matches((front + name).removesuffix("."), pattern):
                     roots.append(module)
-            params += [p for name, p in _named_params(model) if matches(front + name, pattern)]
+            for name, param in model.named_parameters(remove_duplicate=False):
+                known.append(name)
+                if matches(front + name, pattern):
+                    params.append(param)
         if roots or params:
             return roots, params
-    raise _not_found(models, pattern)
-
-
-def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    modules: Iterator[tuple[str, nn.Module]] = model.named_modules(remove_duplicate=False)
-    return modules
-
-
-def _named_params(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return model.named_parameters(remove_duplicate=False)
-
-
-def _not_found(models: Mapping[str, nn.Module], pattern: str) -> ConfigurationError:
-    names = [name for model in models.values() for name, _ in _named_modules(model) if name]
-    names += [name for model in models.values() for name, _ in _named_params(model)]
-    return ConfigurationError(
+    raise ConfigurationError(
         "unknown-part",
         f"No module or parameter of {', '.join(models)} matches {pattern!r}; "
-        f"{nearest(pattern, names, cutoff=0.4)}",
+        f"{nearest(pattern, filter(None, known), cutoff=0.4)}",
     )
-
-
-def _inside(
-    models: Mapping[str, nn.Module], module: nn.Module
-) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    if all(module is not other for other in _all_modules(models)):
-        raise ConfigurationError(
-            "foreign-module",
-            f"{label_of(module)} is not part of {', '.join(models)}: pass a module of the model "
-            "that is trained.",
-        )
-    return [module], []
 
 
 def _all_modules(models: Mapping[str, nn.Module]) -> Iterator[nn.Module]:

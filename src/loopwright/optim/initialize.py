@@ -108,6 +108,7 @@ def load_matching(
     >>> report.loaded, report.missing, report.unused
     (('weight',), ('bias',), ('scale',))
     """
+    from ..checkpoint.sharded import place_like
     from ..run.best import find_weights, load_weights
 
     if isinstance(source, Mapping):
@@ -122,9 +123,25 @@ def load_matching(
         {n: v for n, v in weights.items() if n not in set(removed)}, rename or {}, label
     )
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    report, chosen = _match(own, offered, reinit, removed, label, _ties(model))
+    kept = [name for name in own if matches_any(name, reinit)]
+    loaded, mismatched = _fitting(own, offered, kept)
+    # a file has one name of tied weights
+    ties = {name: id(param) for name, param in model.named_parameters(remove_duplicate=False)}
+    covered = {ties[name] for name in loaded if name in ties}
+    tied = [n for n in own if n not in offered and n not in kept and ties.get(n) in covered]
+    report = LoadReport(
+        loaded=(*loaded, *tied),
+        missing=tuple(name for name in own if name not in {*offered, *kept, *tied}),
+        kept=tuple(kept),
+        unused=tuple(name for name in offered if name not in own),
+        removed=removed,
+        mismatched=mismatched,
+        source=label,
+    )
     _check(report, strict, offered, model)
-    _load(model, chosen)
+    with torch.no_grad():  # in place, also into sharded parameters
+        chosen = {name: place_like(offered[name], own[name]) for name in loaded}
+        model.load_state_dict(chosen, strict=False)
     return report
 
 
@@ -163,12 +180,7 @@ def _renamed(
     for name, value in weights.items():
         new = name
         for pattern, replacement in rename.items():
-            try:
-                new = re.sub(pattern, replacement, new)
-            except re.error as error:
-                raise ConfigurationError(
-                    "rename-pattern", f"rename {pattern!r} -> {replacement!r}: {error}."
-                ) from None
+            new = re.sub(pattern, replacement, new)
         if new in origin:
             raise ConfigurationError(
                 "rename-collision",
@@ -180,46 +192,20 @@ def _renamed(
     return result
 
 
-def _match(
-    own: Mapping[str, Tensor],
-    offered: Mapping[str, Tensor],
-    reinit: Sequence[str],
-    removed: tuple[str, ...],
-    label: str,
-    ties: Mapping[str, int],
-) -> tuple[LoadReport, dict[str, Tensor]]:
-    kept = {name for name in own if matches_any(name, reinit)}
-    shared = [name for name in own if name in offered and name not in kept]
-    fitting = [name for name in shared if own[name].shape == offered[name].shape]
-    mismatched = tuple(
-        f"{name} {tuple(own[name].shape)} (source {tuple(offered[name].shape)})"
-        for name in shared
-        if own[name].shape != offered[name].shape
-    )
-    # a file has one name of tied weights
-    covered = {ties[name] for name in fitting if name in ties}
-    fitting_too = [
-        name
-        for name in own
-        if name not in offered and name not in kept and ties.get(name) in covered
-    ]
-    report = LoadReport(
-        loaded=(*fitting, *fitting_too),
-        missing=tuple(
-            name for name in own if not (name in offered or name in kept or name in fitting_too)
-        ),
-        kept=tuple(name for name in own if name in kept),
-        unused=tuple(name for name in offered if name not in own),
-        removed=removed,
-        mismatched=mismatched,
-        source=label,
-    )
-    return report, {name: offered[name] for name in fitting}
-
-
-def _ties(model: nn.Module) -> dict[str, int]:
-    """A number for each parameter, the same under all of its names."""
-    return {name: id(param) for name, param in model.named_parameters(remove_duplicate=False)}
+def _fitting(
+    own: Mapping[str, Tensor], offered: Mapping[str, Tensor], kept: Sequence[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """The names of entries that fit, and descriptions of those of another shape."""
+    fitting: list[str] = []
+    others: list[str] = []
+    for name, value in own.items():
+        if name not in offered or name in kept:
+            continue
+        if value.shape == offered[name].shape:
+            fitting.append(name)
+        else:
+            others.append(f"{name} {tuple(value.shape)} (source {tuple(offered[name].shape)})")
+    return fitting, tuple(others)
 
 
 def _check(
@@ -243,17 +229,6 @@ def _check(
             "unchanged in `reinit`; map names with `rename`; or pass strict=False to load "
             "whatever matches (arguments of `loopwright.initializers.load_matching`).",
         )
-
-
-@torch.no_grad()
-def _load(model: nn.Module, chosen: Mapping[str, Tensor]) -> None:
-    """Load in place, also into sharded parameters."""
-    from ..checkpoint.sharded import place_like
-
-    own = model.state_dict()
-    model.load_state_dict(
-        {name: place_like(value, own[name]) for name, value in chosen.items()}, strict=False
-    )
 
 
 class Initializer(Callback):
@@ -317,11 +292,6 @@ class FromCheckpoint(Initializer):
         model: str | None = None,
         source_model: str | None = None,
     ) -> None:
-        if use not in ("newest", "best", "any"):
-            raise ConfigurationError(
-                "from-checkpoint-use",
-                f"FromCheckpoint(use={use!r}): use 'newest', 'best' or 'any'.",
-            )
         self.path = Path(path)
         self.rename = dict(rename or {})
         self.remove = tuple(remove)

@@ -95,8 +95,8 @@ class Clock:
 
     def enter(self, part: str) -> int:
         """Begin a part; returns the depth, above 0, that `leave` goes back to."""
-        if self._syncs:
-            self._synchronise()
+        if self._syncs and self._sync is not None:
+            self._sync()
         stack = self._stack
         moment = now()
         self.spent[stack[-1]] += moment - self._last
@@ -107,8 +107,8 @@ class Clock:
     def leave(self, depth: int) -> None:
         """End the part that was entered at a depth, and whatever an exception has left open
         inside."""
-        if self._syncs:
-            self._synchronise()
+        if self._syncs and self._sync is not None:
+            self._sync()
         stack = self._stack
         moment = now()
         self.spent[stack[-1]] += moment - self._last
@@ -129,7 +129,12 @@ class Clock:
         self._body = None
         self.num_steps += 1
         if self._sync is not None:
-            self._choose()
+            self._count += 1
+            is_next = self._count % self._every == 0
+            if is_next:
+                self.settle()
+            self._syncs = is_next
+            self._keys = _MEASURED if is_next else _POOLED
 
     def settle(self) -> None:
         """Before a part that reads from the accelerator: waiting for its steps belongs to the
@@ -153,23 +158,10 @@ class Clock:
             self.leave(depth)
             self._keys, self._syncs = before
 
-    def _choose(self) -> None:
-        """Decide whether the next step is synchronised."""
-        self._count += 1
-        is_next = self._count % self._every == 0
-        if is_next:
-            self.settle()
-        self._syncs = is_next
-        self._keys = _MEASURED if is_next else _POOLED
-
     def _charge(self) -> None:
         moment = now()
         self.spent[self._stack[-1]] += moment - self._last
         self._last = moment
-
-    def _synchronise(self) -> None:
-        assert self._sync is not None
-        self._sync()
 
 
 def divided(spent: Mapping[str, int]) -> dict[str, int]:
@@ -177,15 +169,15 @@ def divided(spent: Mapping[str, int]) -> dict[str, int]:
     sums are kept."""
     result = dict(spent)
     pool = result.pop(UNSAMPLED, 0)
-    if not pool:
-        return result
-    weights = {part: result.get(part, 0) for part in OF_A_STEP}
-    total = sum(weights.values())
+    total = sum(result.get(part, 0) for part in OF_A_STEP)
     if not total:  # no step was sampled
-        return {**result, FORWARD: result.get(FORWARD, 0) + pool}
-    shares = {part: pool * weight // total for part, weight in weights.items()}
-    shares[max(weights, key=weights.__getitem__)] += pool - sum(shares.values())
-    return {
-        **result,
-        **{part: result.get(part, 0) + share for part, share in shares.items() if share},
-    }
+        return {**result, FORWARD: pool} if pool else result
+    left = pool
+    largest = max(OF_A_STEP, key=lambda part: result.get(part, 0))
+    for part in OF_A_STEP:
+        if part in result:
+            share = pool * result[part] // total
+            result[part] += share
+            left -= share
+    result[largest] += left
+    return result

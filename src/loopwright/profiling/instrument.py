@@ -40,34 +40,36 @@ Function = Callable[..., Any]
 OF_A_STREAM = ("take", "begin")
 UPDATE = ("complete", "clip", "step", "schedule", "zero")
 COLLECTIVES = (
-    *(
-        "sync_gradients",
-        "exchange",
-        "finish_exchange",
-        "finish_update",
-        "sum_table",
-        "sum_count",
-        "barrier",
-    ),
-    *("gather", "gather_each", "gather_objects", "gather_parts", "broadcast_object"),
+    "sync_gradients",
+    "exchange",
+    "finish_exchange",
+    "finish_update",
+    "sum_table",
+    "sum_count",
+    "barrier",
+    "gather",
+    "gather_each",
+    "gather_objects",
+    "gather_parts",
+    "broadcast_object",
 )
 PACKAGE = __name__.partition(".")[0]
 # callbacks that ship, by the beginning of their full names; all others count as callbacks
 KNOWN = {
-    f"{PACKAGE}.callbacks.recorder.": LOGGING,
-    f"{PACKAGE}.callbacks.progress.": LOGGING,
-    f"{PACKAGE}.callbacks.measuring.": LOGGING,
-    f"{PACKAGE}.trackers.": LOGGING,
-    f"{PACKAGE}.interfaces.lifecycle.reporting.": LOGGING,
-    f"{PACKAGE}.interfaces.lifecycle.events.TrackerCallback": LOGGING,
-    f"{PACKAGE}.callbacks.checkpoints.": CHECKPOINTS,
-    f"{PACKAGE}.callbacks.best.BestModel": CHECKPOINTS,
-    f"{PACKAGE}.callbacks.best.BestCheckpoint": CHECKPOINTS,
-    f"{PACKAGE}.interfaces.modular.core.Rounds": CHECKPOINTS,
-    f"{PACKAGE}.interfaces.lifecycle.callbacks.SaveTrainingStateCallback": CHECKPOINTS,
-    f"{PACKAGE}.interfaces.lifecycle.callbacks.SaveBestModelCallback": CHECKPOINTS,
+    "callbacks.recorder.": LOGGING,
+    "callbacks.progress.": LOGGING,
+    "callbacks.measuring.": LOGGING,
+    "trackers.": LOGGING,
+    "interfaces.lifecycle.reporting.": LOGGING,
+    "interfaces.lifecycle.events.TrackerCallback": LOGGING,
+    "callbacks.checkpoints.": CHECKPOINTS,
+    "callbacks.best.BestModel": CHECKPOINTS,
+    "callbacks.best.BestCheckpoint": CHECKPOINTS,
+    "interfaces.modular.core.Rounds": CHECKPOINTS,
+    "interfaces.lifecycle.callbacks.SaveTrainingStateCallback": CHECKPOINTS,
+    "interfaces.lifecycle.callbacks.SaveBestModelCallback": CHECKPOINTS,
     # which is a SaveBestModelCallback too
-    f"{PACKAGE}.interfaces.lifecycle.callbacks.ModelEmaCallback": CALLBACKS,
+    "interfaces.lifecycle.callbacks.ModelEmaCallback": CALLBACKS,
 }
 
 
@@ -242,12 +244,15 @@ class Instrument:
         clock = self.clock
         thread = self._thread
 
+        def is_timed() -> bool:
+            return not torch.compiler.is_compiling() and threading.get_ident() == thread
+
         def enter(*_: object) -> None:
-            if not torch.compiler.is_compiling() and threading.get_ident() == thread:
+            if is_timed():
                 depths.append(clock.enter(FORWARD))
 
         def leave(*_: object) -> None:
-            if not torch.compiler.is_compiling() and threading.get_ident() == thread and depths:
+            if depths and is_timed():
                 clock.leave(depths.pop())
 
         before = module.register_forward_pre_hook(enter, prepend=True)
@@ -269,15 +274,8 @@ class Instrument:
         """Time the bodies of steps: from the last function of one event to the first of the
         other."""
         clock = self.clock
-
-        def begin(_: object) -> None:
-            clock.begin_step(part)
-
-        def end(*_: object) -> None:
-            clock.end_step()
-
-        self.add_hook(run, "on_train_step_start", begin)
-        self.add_hook(run, "on_train_step_end", end, is_first=True)
+        self.add_hook(run, "on_train_step_start", lambda _: clock.begin_step(part))
+        self.add_hook(run, "on_train_step_end", lambda *_: clock.end_step(), is_first=True)
 
     def add_hook(self, run: Run, event: str, hook: Hook, *, is_first: bool = False) -> None:
         """Call a function at an event, after all others or before them, until `detach`."""
@@ -290,24 +288,21 @@ def key_of(hook: Hook) -> str | None:
     """The part, callback and event that a hook's time belongs to; None for hooks of our own
     trainers."""
     label = getattr(hook, "label", None)
-    source = getattr(hook, "source", None)
-    if label is None:
+    kind = type(getattr(getattr(hook, "source", None), "__self__", None))
+    is_our_trainer = hasattr(kind, "_map_hooks") and kind.__module__.startswith(f"{PACKAGE}.")
+    if label is None or is_our_trainer:
         return None
-    kind = type(getattr(source, "__self__", None))
-    name, _, event = str(label).rpartition(".")
-    if not name:
-        name = str(label).removeprefix("callback ")
-        event = ""
-    if hasattr(kind, "_map_hooks") and kind.__module__.startswith(f"{PACKAGE}."):
-        return None
-    return f"{part_of(kind)}/{name}/{event}" if event else f"{part_of(kind)}/{name}"
+    return "/".join([part_of(kind), *str(label).removeprefix("callback ").rsplit(".", 1)])
 
 
 def part_of(kind: type) -> str:
     """The part that a callback's time belongs to."""
-    names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
-    found = (part for name in names for start, part in KNOWN.items() if name.startswith(start))
-    return next(found, CALLBACKS)
+    for base in kind.__mro__:
+        name = f"{base.__module__}.{base.__qualname__}".removeprefix(f"{PACKAGE}.")
+        for start, part in KNOWN.items():
+            if name.startswith(start):
+                return part
+    return CALLBACKS
 
 
 def is_timed(run: Run) -> bool:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loopwright")
 NUM_STEPS = 3  # of a trace
 NUM_OPERATORS = 10
+IS_LINUX = hasattr(os, "sched_getaffinity")  # which says how many cores this process may use
 Phase = Literal["warm-up", "trace", "measure", "over"]
 
 
@@ -155,26 +156,18 @@ class Profile(Callback):
             )
         self._program = program
         self._first_sample = program.progress.sample
-        clock = self._clock = self._clock or Clock(
-            _sync_of(program.runtime.device), self.sync_every
-        )
         self._recording = self._recording or self._recording_of(program)
-        self._instrument = Instrument(clock)
-        try:
-            self._attach(self._instrument)
-        except BaseException:
-            self._instrument.detach()
-            self._instrument = None
-            raise
-        clock.start(after_gap=self._is_block)
+        if self._clock is None:
+            device = program.runtime.device
+            sync = None if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
+            self._clock = Clock(sync, self.sync_every)
+        self._instrument = Instrument(self._clock)
+        self._instrument.attach(program)
+        self._instrument.add_hook(program.run, "on_update_end", self._go_on)
+        self._instrument.add_hook(program.run, "on_train_end", self._finish)
+        self._instrument.add_hook(program.run, "on_exception", self._finish)
+        self._clock.start(after_gap=self._is_block)
         self._go_on()
-
-    def _attach(self, instrument: Instrument) -> None:
-        instrument.attach(self._program)
-        run = self._program.run
-        instrument.add_hook(run, "on_update_end", self._go_on)
-        instrument.add_hook(run, "on_train_end", self._finish)
-        instrument.add_hook(run, "on_exception", self._finish)
 
     def _go_on(self) -> None:
         """After an update: go from the warm-up to the trace, from there to measuring, and to its
@@ -222,13 +215,16 @@ class Profile(Callback):
     def _build(self) -> Report:
         program = self._program
         clock = self._clock
-        recording = self._recording
         assert clock is not None
         device = program.runtime.device
-        memory: dict[str, Any] = dict(peaks(device))
-        if recording is not None and recording.operators:
-            memory["operators"] = list(recording.operators)
-        files = {} if recording is None else recording.files
+        memory: dict[str, Any] = {"process": process_peak()}
+        if device.type == "cuda":
+            memory["device"] = torch.cuda.max_memory_allocated(device)
+        files = {}
+        if self._recording is not None:
+            if self._recording.operators:
+                memory["operators"] = self._recording.operators
+            files = {what: self._shown(path) for what, path in self._recording.files.items()}
         return Report(
             dict(clock.spent),
             num_steps=clock.num_steps,
@@ -238,11 +234,11 @@ class Profile(Callback):
             warmup_seconds=self._earlier / NANOSECONDS,
             device=str(device),
             num_workers=getattr(program.run.data.given, "num_workers", None),
-            num_cores=_num_cores(),
+            num_cores=len(os.sched_getaffinity(0)) if IS_LINUX else os.cpu_count(),
             world=program.runtime.world,
             sampled_every=None if device.type == "cpu" else self.sync_every,
             memory=memory,
-            files={name: self._shown(path) for name, path in files.items()},
+            files=files,
         )
 
     def _publish(self, *, is_shown: bool) -> None:
@@ -267,18 +263,21 @@ class Profile(Callback):
     def _recording_of(self, program: Any) -> Recording | None:
         if not (self.trace or self.memory) or not program.runtime.is_main:
             return None
-        directory = self._directory
-        trace = None if self.trace is False or self.trace is True else Path(self.trace)
-        if self.trace is True:
-            if directory is None:
+        folder = self._directory
+        trace = None
+        if isinstance(self.trace, str | Path):
+            trace = Path(self.trace)
+            folder = trace.parent
+        elif self.trace:
+            if folder is None:
                 raise ConfigurationError(
                     "trace-without-folder",
                     "Profile(trace=True) writes to the run directory, but there is none: pass "
                     "`run_dir=` to the trainer, or a path: Profile(trace='trace.json').",
                 )
-            trace = directory / "trace.json"
-        beside = directory if trace is None else trace.parent
-        snapshot = None if beside is None else beside / "memory.pickle"
+            trace = folder / "trace.json"
+        has_snapshot = self.memory and folder and program.runtime.device.type == "cuda"
+        snapshot = folder / "memory.pickle" if folder and has_snapshot else None
         return Recording(program.runtime.device, trace, self.memory, snapshot)
 
     def _stop_recording(self) -> None:
@@ -290,25 +289,14 @@ class Profile(Callback):
 
     def _shown(self, path: Path) -> str:
         directory = self._directory
-        is_inside = directory is not None and path.is_relative_to(directory)
-        return str(path.relative_to(directory) if is_inside and directory else path)
+        if directory is not None and path.is_relative_to(directory):
+            path = path.relative_to(directory)
+        return str(path)
 
 
 def _is_end(error: BaseException | None) -> bool:
     """Whether a run was ended by a limit, a stop or a signal, not by an error."""
     return error is None or isinstance(error, Interrupted | KeyboardInterrupt)
-
-
-def _num_cores() -> int | None:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def _sync_of(device: torch.device) -> Any:
-    """The function that waits for an accelerator; None for the CPU."""
-    return None if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
 
 
 class Recording:
@@ -319,66 +307,55 @@ class Recording:
         device: The device of the run.
         trace: The file of the chrome trace; None for no trace.
         memory: Whether to record memory.
-        snapshot: The file of the memory snapshot, which CUDA has; None without a place for it.
+        snapshot: The file of the memory snapshot, which only CUDA has; None for none.
     """
 
     def __init__(
         self, device: torch.device, trace: Path | None, memory: bool, snapshot: Path | None
     ) -> None:
-        self._is_cuda = device.type == "cuda"
+        self.device = device
         self.trace = trace
         self.memory = memory
-        self.snapshot = snapshot if self._is_cuda else None
-        self.operators: tuple[dict[str, Any], ...] = ()  # that allocated the most
+        self.snapshot = snapshot
+        self.operators: list[dict[str, Any]] = []  # that allocated the most
+        self.files: dict[str, Path] = {}  # that were written, by what they are
         self._profiler: Any = None
 
     def start(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        if self.memory and self.snapshot is not None:
+        if self.snapshot is not None:
             record_memory(True)
-        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_cuda else [])]
+        kinds = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            kinds.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=kinds, profile_memory=self.memory)
         self._profiler.start()
 
     def stop(self) -> None:
         """End the recording and write its files."""
-        if self._profiler is None:
-            return
         profiler = self._profiler
         self._profiler = None
+        if profiler is None:
+            return
         profiler.stop()
+        if self.memory:
+            self.operators = _largest(profiler.key_averages())
+        if self.snapshot is not None:
+            dump_memory_snapshot(str(self.snapshot))
+            record_memory(False)
+            self.files["memory snapshot"] = self.snapshot
         if self.trace is not None:
             self.trace.parent.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(self.trace))
-        if self.memory:
-            self.operators = _largest(profiler.key_averages())
-            if self.snapshot is not None:
-                dump_memory_snapshot(str(self.snapshot))
-                record_memory(False)
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The files that were asked for, by what they are."""
-        found = {"trace": self.trace, "memory snapshot": self.snapshot if self.memory else None}
-        return {name: path for name, path in found.items() if path is not None and path.exists()}
+            self.files["trace"] = self.trace
 
 
-def _largest(events: Any) -> tuple[dict[str, Any], ...]:
+def _largest(events: Any) -> list[dict[str, Any]]:
     """The operators that allocated the most, with the bytes of all their calls."""
-    found = [
-        (event.self_cpu_memory_usage + event.self_device_memory_usage, event) for event in events
-    ]
-    found = sorted(((size, event) for size, event in found if size > 0), key=lambda pair: -pair[0])
-    return tuple(
-        {"name": e.key, "bytes": size, "calls": e.count} for size, e in found[:NUM_OPERATORS]
-    )
-
-
-def peaks(device: torch.device) -> dict[str, int]:
-    """The most memory in use so far, in bytes: of the process, and on CUDA what torch had allocated
-    on the device."""
-    found = {"process": process_peak()}
-    return found | (
-        {"device": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
-    )
+    found = []
+    for event in events:
+        allocated = event.self_cpu_memory_usage + event.self_device_memory_usage
+        if allocated > 0:
+            found.append({"name": event.key, "bytes": allocated, "calls": event.count})
+    return sorted(found, key=lambda one: -one["bytes"])[:NUM_OPERATORS]

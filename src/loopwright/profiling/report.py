@@ -32,17 +32,52 @@ from .clock import (
 NANOSECONDS = 1_000_000_000
 DETAILED = (CALLBACKS, LOGGING, EVALUATION, CHECKPOINTS, OTHER)
 SHOWN_SHARE = 0.005  # a detail of a smaller share has no line of its own
-LIMITS = {  # the share from which on a part stands out
-    DATA: 0.25,
-    TRANSFER: 0.2,
-    TRAIN_STEP: 0.3,
-    OPTIMIZER: 0.5,
-    COMMUNICATION: 0.25,
-    CALLBACKS: 0.15,
-    LOGGING: 0.15,
-    EVALUATION: 0.4,
-    CHECKPOINTS: 0.1,
-    OTHER: 0.3,
+# the share from which on a part stands out, what it is, and what to do about it
+ADVICE = {
+    DATA: (0.25, "waiting for data: {workers}"),
+    TRANSFER: (
+        0.2,
+        "`prepare_batch`, which moves batches to {device}: send less data (integers instead of "
+        "floats, images before they are scaled) from a DataLoader with pin_memory=True, and do "
+        "other work in the data set, where workers can do it in parallel",
+    ),
+    TRAIN_STEP: (
+        0.3,
+        "code of the training step outside of the models: losses, metrics, reading numbers "
+        "(`.item()`), printing. If a value is not needed in every step, compute it in `on_log` or "
+        "in the evaluation",
+    ),
+    OPTIMIZER: (
+        0.5,
+        "the optimizer: use its fused=True, or update less often with larger batches "
+        "(`accumulate`)",
+    ),
+    COMMUNICATION: (
+        0.25,
+        "waiting for the other processes: compute more between two updates (`accumulate`, larger "
+        "batches), and check whether one process is slower than the others",
+    ),
+    CALLBACKS: (
+        0.15,
+        "callbacks{most}: call them less often (every n updates, or in `on_log` or "
+        "`on_epoch_end`), or remove some",
+    ),
+    LOGGING: (0.15, "logging{most}: log fewer values, or less often"),
+    EVALUATION: (
+        0.4,
+        "evaluation{most}: evaluate less often (longer epochs), on fewer samples, or in larger "
+        "batches",
+    ),
+    CHECKPOINTS: (
+        0.1,
+        "blocked by checkpoints{most}: save less often (Checkpoints(every_epochs=None, "
+        "every_minutes=10))",
+    ),
+    OTHER: (
+        0.3,
+        "in none of these parts: your own code between the steps, or your own loop that reads "
+        "data from a loader. Profile(trace=True) writes a trace that shows it",
+    ),
 }
 COMPUTING = (FORWARD, BACKWARD, OPTIMIZER)
 HEALTHY = 0.8
@@ -105,14 +140,10 @@ class Report:
         """The nanoseconds of each part, in the order of a step, without parts that took none; they
         add up to all."""
         totals = dict.fromkeys(PARTS, 0)
-        for key, spent in self._spent.items():
+        for key, spent in divided(self.nanoseconds).items():
             part = key.partition("/")[0]
             totals[part] = totals.get(part, 0) + spent
         return {part: spent for part, spent in totals.items() if spent}
-
-    @cached_property
-    def _spent(self) -> dict[str, int]:
-        return divided(self.nanoseconds)
 
     @property
     def total(self) -> int:
@@ -133,28 +164,21 @@ class Report:
         """The nanoseconds of the callbacks of a part, or of the parts of an evaluation; the largest
         first."""
         found: dict[str, int] = {}
-        for key, spent in self._spent.items():
-            of, _, rest = key.partition("/")
+        for key, spent in divided(self.nanoseconds).items():
+            of, *rest = key.split("/")
             if of == part and rest and spent:
-                name = rest.partition("/")[0]
-                found[name] = found.get(name, 0) + spent
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-    def events_of(self, callback: str) -> dict[str, int]:
-        """The nanoseconds of each event of a callback; the largest first."""
-        keys = (key.split("/") for key, spent in self._spent.items() if spent)
-        found = {
-            key[2]: self._spent["/".join(key)]
-            for key in keys
-            if len(key) == 3 and key[1] == callback
-        }
+                found[rest[0]] = found.get(rest[0], 0) + spent
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @cached_property
     def findings(self) -> list[str]:
         """What stands out, the largest first, each with what to do; one sentence if nothing
         does."""
-        return find(self)
+        if not self.total:
+            return ["Nothing was measured."]
+        found = sorted(_outstanding(self), reverse=True)
+        sentences = [sentence for _, sentence in found] or [_calm(self)]
+        return [*sentences, BRIEF_SENTENCE] if self.total < BRIEF else sentences
 
     @property
     def verdict(self) -> str:
@@ -168,24 +192,20 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """The lines of the table, with the verdict below."""
-        yield self._title()
+        steps = "step" if self.num_steps == 1 else "steps"
+        title = f"Where the time went: {self.num_steps:,} {steps} in {duration(self.seconds)}"
+        if self.warmup_steps:
+            title += f", after {self.warmup_steps} of warm-up"
+        yield f"{title}; rank 0 of {self.world} processes" if self.world > 1 else title
         rows = list(self._rows())
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, *numbers in rows:
-            aligned = (text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True))
+            aligned = map(str.rjust, numbers, widths[1:])
             yield f"  {name.ljust(widths[0])}  {'  '.join(aligned)}".rstrip()
         yield from self._memory_lines()
         yield from self.findings
         for what, name in self.files.items():
             yield f"The {what} is in {name}."
-
-    def _title(self) -> str:
-        steps = "step" if self.num_steps == 1 else "steps"
-        text = f"Where the time went: {self.num_steps:,} {steps} in "
-        text += duration(self.seconds)
-        if self.warmup_steps:
-            text += f", after {self.warmup_steps} of warm-up"
-        return f"{text}; rank 0 of {self.world} processes" if self.world > 1 else text
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         yield "part", "share", "total", "per step" if self.num_steps else ""
@@ -203,14 +223,14 @@ class Report:
         return name, f"{share:.1f} %", duration(seconds), per_step
 
     def _memory_lines(self) -> Iterator[str]:
-        peaks = {"process": "the process", "device": str(self.device)}
-        texts = [
+        peaks = {"process": "the process", "device": self.device}
+        found = [
             f"{size(self.memory[key])} ({name})"
             for key, name in peaks.items()
             if self.memory.get(key)
         ]
-        if texts:
-            yield f"Peak memory: {', '.join(texts)}"
+        if found:
+            yield f"Peak memory: {', '.join(found)}"
         if operators := self.memory.get("operators"):
             largest = (
                 f"{one['name']} {size(one['bytes'])} in {one['calls']} calls"
@@ -222,31 +242,26 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values for JSON, as in `profile.json`."""
-        values = {key: value for key, value in asdict(self).items() if key != "nanoseconds"}
-        steps = self.num_steps
-        parts = [
-            {
-                "name": part,
-                "seconds": spent / NANOSECONDS,
-                "share": self.shares[part],
-                "per_step": spent / NANOSECONDS / steps if steps else None,
-                "details": {
-                    name: part_of / NANOSECONDS for name, part_of in self.details(part).items()
-                },
-            }
-            for part, spent in self.parts.items()
-        ]
-        found = {
+        parts = []
+        for part, spent in self.parts.items():
+            seconds = spent / NANOSECONDS
+            details = {name: own / NANOSECONDS for name, own in self.details(part).items()}
+            parts.append(
+                {
+                    "name": part,
+                    "seconds": seconds,
+                    "share": self.shares[part],
+                    "per_step": seconds / self.num_steps if self.num_steps else None,
+                    "details": details,
+                }
+            )
+        return {
+            "version": PROFILE_VERSION,
             "seconds": self.seconds,
             "verdict": self.verdict,
             "findings": self.findings,
             "parts": parts,
-        }
-        return {
-            "version": PROFILE_VERSION,
-            **found,
-            **values,
-            "nanoseconds": dict(self.nanoseconds),
+            **asdict(self),
         }
 
     @classmethod
@@ -259,103 +274,43 @@ class Report:
 # Sentences
 
 
-def find(report: Report) -> list[str]:
-    """The sentences of a report, the largest share first; never none."""
-    if not report.total:
-        return ["Nothing was measured."]
-    found = [sentence for _, sentence in sorted(_outstanding(report), reverse=True)] or [
-        _calm(report)
-    ]
-    return [*found, *([BRIEF_SENTENCE] if report.total < BRIEF else [])]
-
-
 def _calm(report: Report) -> str:
     """The sentence of a report in which nothing stands out."""
     computing = sum(report.shares.get(part, 0.0) for part in COMPUTING)
     text = f"{percent(computing)} of the time is forward, backward and optimizer"
     if computing >= HEALTHY:
         return f"Healthy: {text}."
-    largest = max(
-        (part for part in report.parts if part not in COMPUTING), key=report.parts.__getitem__
-    )
+    others = {part: share for part, share in report.shares.items() if part not in COMPUTING}
+    largest = max(others, key=others.__getitem__)
     return (
         f"Nothing stands out: {text}; the largest other part is {largest}, "
-        f"{percent(report.shares[largest])}."
+        f"{percent(others[largest])}."
     )
 
 
 def _outstanding(report: Report) -> Iterator[tuple[float, str]]:
-    """The parts above their limits, by share."""
-    is_short = _is_short(report)
-    if is_short is not None:
-        yield is_short
+    """The parts above their limits, by share; and whether a step's own work is so short that it is
+    mostly the cost of calling torch."""
+    own_parts = [part for part in (*OF_A_STEP, OTHER) if part not in (DATA, TRANSFER)]
+    own = sum(report.parts.get(part, 0) for part in own_parts)
+    steps = report.num_steps
+    is_short = steps > 0 and own / steps < SHORT_STEP and own >= report.total / 2
+    if is_short:
+        yield (
+            own / report.total,
+            f"Batches are tiny: a step of {report.num_samples / steps:.0f} samples takes "
+            f"{duration(own / steps / NANOSECONDS)}, most of which is the overhead of calling "
+            "Python and torch, not arithmetic: try a larger batch, or compile the model "
+            "(Runtime(compile='model')).",
+        )
     for part, share in report.shares.items():
-        is_overhead = is_short is not None and part in (TRAIN_STEP, OPTIMIZER, OTHER)
-        if share >= LIMITS.get(part, 2.0) and not is_overhead:
-            yield share, _sentence(report, part, share)
-
-
-def _is_short(report: Report) -> tuple[float, str] | None:
-    """Whether a step's own work is so short that it is mostly the cost of calling torch."""
-    own = sum(
-        report.parts.get(part, 0) for part in (*OF_A_STEP, OTHER) if part not in (DATA, TRANSFER)
-    )
-    if not report.num_steps or own / report.num_steps >= SHORT_STEP:
-        return None
-    share = own / report.total
-    if share < 0.5:
-        return None
-    size = f" of {report.num_samples / report.num_steps:.0f} samples" if report.num_samples else ""
-    return share, (
-        f"Batches are tiny: a step{size} takes {duration(own / report.num_steps / NANOSECONDS)}, most of which "
-        "is the overhead of calling Python and torch, not arithmetic: try a larger batch, or "
-        "compile the model (Runtime(compile='model'))."
-    )
-
-
-SENTENCES = {  # what to do about a part that stands out, after its share of the time
-    TRAIN_STEP: "code of the training step outside of the models: losses, metrics, reading numbers "
-    "(`.item()`), printing. If a value is not needed in every step, compute it in `on_log` or in "
-    "the evaluation",
-    OPTIMIZER: "the optimizer: use its fused=True, or update less often with larger batches "
-    "(`accumulate`)",
-    COMMUNICATION: "waiting for the other processes: compute more between two updates "
-    "(`accumulate`, larger batches), and check whether one process is slower than the others",
-    OTHER: "in none of these parts: your own code between the steps, or your own loop that reads "
-    "data from a loader. Profile(trace=True) writes a trace that shows it",
-}
-
-
-def _sentence(report: Report, part: str, share: float) -> str:
-    """What stands out, and what to do about it."""
-    if part == CALLBACKS:
-        return _of_callbacks(report, share)
-    if part == EVALUATION:
-        return _of_evaluation(report, share)
-    most = next((f", most of it in {name}" for name in report.details(part)), "")
-    if part == LOGGING:
-        return f"Logging takes {percent(share)} of the time{most}: log fewer values, or less often."
-    if part == CHECKPOINTS:
-        is_ours = "Checkpoints" in report.details(part)
-        how = " (Checkpoints(every_epochs=None, every_minutes=10))" if is_ours else ""
-        return (
-            f"Checkpoints block training for {percent(share)} of the time{most}: save less "
-            f"often{how}."
-        )
-    what = SENTENCES.get(part)
-    if part == DATA:
-        what = f"waiting for data: {_more_workers(report, share)}"
-    elif part == TRANSFER and report.device.startswith("cpu"):
-        what = (
-            "`prepare_batch`. On the CPU there is nothing to move, so this is your own code: do "
-            "this work in the data set, where workers can do it in parallel"
-        )
-    elif part == TRANSFER:
-        what = (
-            f"moving batches to {report.device}: use a DataLoader with pin_memory=True, and send "
-            "less data (integers instead of floats, images before they are scaled)"
-        )
-    return f"{percent(share)} of the time is {what}."
+        limit, advice = ADVICE.get(part, (2.0, ""))
+        is_overhead = is_short and part in (TRAIN_STEP, OPTIMIZER, OTHER)
+        if share >= limit and not is_overhead:
+            most = "".join(f", most of it {name}" for name in list(report.details(part))[:1])
+            workers = _more_workers(report, share)
+            text = advice.format(most=most, device=report.device, workers=workers)
+            yield share, f"{percent(share)} of the time is {text}."
 
 
 def _more_workers(report: Report, share: float) -> str:
@@ -373,33 +328,6 @@ def _more_workers(report: Report, share: float) -> str:
         wanted = min(wanted, cores)
     how = "try" if report.num_workers is not None else "pass a DataLoader with"
     return f"{how} num_workers={wanted}" + (f", and {cheaper}" if needed > wanted else "")
-
-
-def _of_callbacks(report: Report, share: float) -> str:
-    name, spent = next(iter(report.details(CALLBACKS).items()), ("?", 0))
-    own = percent(spent / report.total)
-    if spent / report.total < share / 2:
-        return (
-            f"Callbacks take {percent(share)} of the time, {name} most of all ({own}): call them "
-            "less often, or remove some."
-        )
-    where = next((f" in `{event}`" for event in report.events_of(name)), "")
-    return (
-        f"Callback {name} takes {own} of the time{where}: do it less often (every n updates, or in "
-        "`on_log` or `on_epoch_end`)."
-    )
-
-
-def _of_evaluation(report: Report, share: float) -> str:
-    part, spent = next(iter(report.details(EVALUATION).items()), (OTHER, 0))
-    of_it = spent / report.parts[EVALUATION]
-    more = ""
-    if part == DATA and of_it >= 0.5:
-        more = f", {percent(of_it)} of it waiting for data (num_workers=)"
-    return (
-        f"Evaluation takes {percent(share)} of the run{more}: evaluate less often (longer "
-        "epochs), on fewer samples, or in larger batches."
-    )
 
 
 def percent(share: float) -> str:

@@ -4,7 +4,6 @@ lost."""
 from __future__ import annotations
 
 import json
-import sqlite3
 from dataclasses import dataclass
 from itertools import chain
 from math import ceil, floor, inf, isfinite
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .schema import AXES, CLOCK_AT, LEVELS, Level, has_summaries, id_of
+from .schema import AXES, CLOCK_AT, LEVELS, File, Level, has_summaries, id_of
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 CurveColumns: TypeAlias = dict[str, Array]
@@ -66,7 +65,7 @@ class MetricCurve:
 
 
 def step_curve(
-    file: sqlite3.Connection,
+    file: File,
     name: str,
     x: str,
     bounds: Bounds,
@@ -101,36 +100,24 @@ def step_curve(
 
 
 def epoch_curve(
-    file: sqlite3.Connection, name: str, x: str, bounds: Bounds, *, after: int | None = None
+    file: File, name: str, x: str, bounds: Bounds, *, after: int | None = None
 ) -> MetricCurve:
     """The curve of a metric of epochs, every value."""
     own = {"epoch": "v.epoch", "update": 'v."update"'}
     place = own.get(x, f"c.{x}") if x in AXES else "o.value"
     rows = file.execute(
-        f'SELECT v.epoch, v.value, {place}, v."update" FROM epoch_values v '
+        f"SELECT v.epoch, v.value, {place} FROM epoch_values v "
         "LEFT JOIN epoch_clock c ON c.epoch = v.epoch "
         "LEFT JOIN epoch_values o ON o.epoch = v.epoch AND o.name = ? "
         "WHERE v.name = ? AND v.epoch > ? ORDER BY v.epoch",
         (id_of(file, x), id_of(file, name), -(2**62) if after is None else after),
     ).fetchall()
-    epochs, values, places, updates = np.array(rows, float).reshape(-1, 4).T
-    if x == "step" and np.isnan(places).any():
-        places = np.where(np.isnan(places), _steps_of_updates(file, updates), places)
+    epochs, values, places = np.array(rows, float).reshape(-1, 3).T
     columns = _of_values(epochs, values) | {"x": places}
     return _curve(name, "epoch", x, _chosen(columns, _is_within(places, bounds)))
 
 
-def _steps_of_updates(file: sqlite3.Connection, updates: Array) -> Array:
-    """The last logged steps up to some updates, for epochs of an earlier version, which noted no
-    step; else NaN."""
-    one_metric = "name = (SELECT name FROM step_values LIMIT 1)"
-    query = f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step'
-    steps, ends = np.array([(np.nan, -np.inf), *file.execute(query)], float).T
-    found: Array = steps[np.searchsorted(ends, updates, side="right") - 1]
-    return found
-
-
-def _first_and_last_step(file: sqlite3.Connection, key: object) -> tuple[int, int]:
+def _first_and_last_step(file: File, key: object) -> tuple[int, int]:
     """The first and the last step of a metric; an empty range where it has no values."""
     ends = (f"(SELECT {end}(step) FROM step_values WHERE name = ?1)" for end in ("min", "max"))
     first, last = file.execute(f"SELECT {', '.join(ends)}", (key,)).fetchone()
@@ -141,7 +128,7 @@ def _first_and_last_step(file: sqlite3.Connection, key: object) -> tuple[int, in
 
 
 def _read(
-    file: sqlite3.Connection, key: object, first: int, last: int, points: int, of: object = None
+    file: File, key: object, first: int, last: int, points: int, of: object = None
 ) -> CurveColumns:
     """Every value from a step to another, where they (or those of another metric) are few enough,
     else columns of several values."""
@@ -158,7 +145,7 @@ def _read(
 
 
 def _read_against(
-    file: sqlite3.Connection, key: object, other: object, first: int, last: int, points: int
+    file: File, key: object, other: object, first: int, last: int, points: int
 ) -> CurveColumns:
     """The columns of a metric at the means of another one in the same steps."""
     ours = _read(file, key, first, last, points)
@@ -171,9 +158,7 @@ def _read_against(
     return joined | {"x": _mean(theirs), "x_min": theirs["min"], "x_max": theirs["max"]}
 
 
-def _pieces(
-    file: sqlite3.Connection, key: object, first: int, last: int, level: int
-) -> CurveColumns:
+def _pieces(file: File, key: object, first: int, last: int, level: int) -> CurveColumns:
     """Summaries of a level and, where its buckets reach beyond the range, of the levels below it;
     in order."""
     if level == 0 or first > last:
@@ -192,9 +177,7 @@ def _pieces(
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _buckets(
-    file: sqlite3.Connection, key: object, first: int, last: int, level: int
-) -> CurveColumns:
+def _buckets(file: File, key: object, first: int, last: int, level: int) -> CurveColumns:
     query = (
         "SELECT bucket, first_step, last_step, count, nonfinite, min, max, total FROM summaries "
         "WHERE name = ? AND level = ? AND bucket BETWEEN ? AND ? ORDER BY bucket"
@@ -207,7 +190,7 @@ def _buckets(
     return columns
 
 
-def _values(file: sqlite3.Connection, key: object, first: int, last: int) -> CurveColumns:
+def _values(file: File, key: object, first: int, last: int) -> CurveColumns:
     query = (
         'SELECT step, value, "update" FROM step_values WHERE name = ? AND step BETWEEN ? AND '
         "? ORDER BY step"
@@ -293,7 +276,7 @@ def _mean(columns: CurveColumns) -> Array:
 # Axes
 
 
-def _places(file: sqlite3.Connection, axis: str, columns: CurveColumns) -> Array:
+def _places(file: File, axis: str, columns: CurveColumns) -> Array:
     """The places of the middle of the steps of columns; NaN where they are not known."""
     if axis == "update" and not np.isnan(columns["update"]).any():
         return columns["update"]
@@ -307,7 +290,7 @@ def _places(file: sqlite3.Connection, axis: str, columns: CurveColumns) -> Array
     return np.array(rows, float).reshape(-1)
 
 
-def _epoch_ends(file: sqlite3.Connection) -> Array:
+def _epoch_ends(file: File) -> Array:
     """The last step of each epoch and its number, after those of the beginning; the epoch that goes
     on is taken to be as long as the one before."""
     query = "SELECT step, epoch FROM epoch_clock WHERE step IS NOT NULL ORDER BY epoch"
@@ -318,9 +301,7 @@ def _epoch_ends(file: sqlite3.Connection) -> Array:
     return np.array([*rows, (last + max(last - before, 1), epoch + 1)], float)
 
 
-def _steps_between(
-    file: sqlite3.Connection, axis: str, bounds: Bounds, first: int, last: int
-) -> tuple[int, int]:
+def _steps_between(file: File, axis: str, bounds: Bounds, first: int, last: int) -> tuple[int, int]:
     """The steps from first to last that lie between two places, and up to one more at each end."""
     low, high = bounds
     start = -inf if low is None else _step_at(file, axis, low, is_last=False)
@@ -328,7 +309,7 @@ def _steps_between(
     return floor(min(max(start, first), last + 1)), ceil(max(min(end, last), first - 1))
 
 
-def _step_at(file: sqlite3.Connection, axis: str, place: float, *, is_last: bool) -> float:
+def _step_at(file: File, axis: str, place: float, *, is_last: bool) -> float:
     """The step at a place, or between two steps; of several at one place the first, or the last."""
     if axis == "step":
         return place
@@ -351,7 +332,7 @@ def _step_at(file: sqlite3.Connection, axis: str, place: float, *, is_last: bool
 
 
 def read_between(
-    file: sqlite3.Connection, place: Level, bounds: tuple[int, int]
+    file: File, place: Level, bounds: tuple[int, int]
 ) -> dict[str, tuple[Array, Array]]:
     """The places and the values, bit for bit, of all metrics that have any within the bounds, the
     last excluded."""

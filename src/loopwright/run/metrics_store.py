@@ -27,11 +27,9 @@ from ..checkpoint.atomic import staged_file, write_bytes
 from ..errors import CheckpointError
 from ..metrics.rows import Place, StepRow
 from ..trees import as_json
-from .schema import CLOCK_AT, LEVELS, exact_bytes, open_for_writing, summarize
+from .schema import CLOCK_AT, LEVELS, File, exact_bytes, open_for_writing, summarize
 
 if TYPE_CHECKING:
-    import sqlite3  # at runtime where it is used: the first step of a run does not wait for it
-
     from ..metrics.media import Media
     from .metrics_view import MetricsView
 
@@ -346,7 +344,7 @@ class Tables:
     """A connection and what the writer remembers of the file; forgotten where a transaction
     fails."""
 
-    connection: sqlite3.Connection
+    connection: File
     folder: Path  # the run directory
     ids: dict[str, int] = field(default_factory=dict)
     last_step: int | None = None
@@ -545,7 +543,7 @@ def cut(tables: Tables, step: int, epoch: int, is_finished: bool | None) -> None
     _remove_media(tables, "step > ?", (step,))
 
 
-def _cut_clock(connection: sqlite3.Connection, step: int, epoch: int) -> None:
+def _cut_clock(connection: File, step: int, epoch: int) -> None:
     """Remove the clock after the position; what it says of the position itself stays."""
     later = "SELECT 1 FROM clock WHERE step > ? LIMIT 1"
     if connection.execute(later, (step,)).fetchone():
@@ -558,9 +556,7 @@ def _cut_clock(connection: sqlite3.Connection, step: int, epoch: int) -> None:
     connection.execute("DELETE FROM epoch_clock WHERE epoch > ?", (epoch,))
 
 
-def _cut_events(
-    connection: sqlite3.Connection, step: int, epoch: int, is_finished: bool | None
-) -> None:
+def _cut_events(connection: File, step: int, epoch: int, is_finished: bool | None) -> None:
     """Remove the events that the run has again.
 
     Several resume points may be saved at one step: at the update, after the evaluation that ends

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import threading
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import CheckpointError, ConfigurationError, MissingExtraError
 from ..metrics.best import Mode, first_best
@@ -25,13 +24,13 @@ from .schema import (
     AXES,
     VIEWS,
     WITH_PLACE,
+    File,
     Level,
     exact_value,
     id_of,
     metrics_error,
     open_empty,
     open_for_reading,
-    state_at_rest,
 )
 
 if TYPE_CHECKING:
@@ -218,9 +217,8 @@ class MetricsView:
     the file. `view("loss")` has every value of a metric.
 
     Args:
-        path: The file; without one, everything is empty.
-        keep_open: Keep the file open between calls while no process writes to it. Any thread may
-            call.
+        path: The file, which is open during a call, or in a `with` block of the view; without one,
+            everything is empty.
 
     >>> import tempfile
     >>> from loopwright.run import MetricsStore, MetricsView, StepRow
@@ -232,11 +230,20 @@ class MetricsView:
     [0.5, 0.3333333333333333]
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, keep_open: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.keep_open = keep_open
-        self._kept: tuple[sqlite3.Connection, object] | None = None
-        self._lock = threading.RLock()
+        self._is_kept = False  # in a `with` block
+        self._kept: File | None = None
+
+    def __enter__(self) -> Self:
+        self._is_kept = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_kept = False
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     # Metrics
 
@@ -261,7 +268,7 @@ class MetricsView:
 
     def missing(self, name: str, by: str | None = None) -> ConfigurationError:
         """The error about a metric that the run does not have, `by` step or epoch."""
-        known = self.epoch_names if by == "epoch" else self.names()
+        known = self.names_of("epoch") if by == "epoch" else self.names()
         where = f" per {by}" if by else ""
         return ConfigurationError(
             "unknown-metric",
@@ -270,19 +277,14 @@ class MetricsView:
 
     def names(self) -> list[str]:
         """The names of all metrics, sorted."""
-        return sorted({*self.epoch_names, *self.step_names()})
+        return sorted({*self.names_of("step"), *self.names_of("epoch")})
 
-    def step_names(self) -> list[str]:
-        """The names of the metrics of steps, sorted."""
-        has_values = "EXISTS (SELECT 1 FROM step_values v WHERE v.name = n.id)"
+    def names_of(self, level: Level) -> list[str]:
+        """The names of the metrics of steps, or of epochs, sorted."""
+        has_values = f"EXISTS (SELECT 1 FROM {level}_values v WHERE v.name = n.id)"
         with self._reading(by_name=True) as file:
             rows = file.execute(f"SELECT n.name FROM names n WHERE {has_values}").fetchall()
         return sorted(str(name) for (name,) in rows)
-
-    @cached_property
-    def epoch_names(self) -> list[str]:
-        """The names of the metrics of epochs, sorted."""
-        return sorted(self._epochs_by_name)
 
     def rows(self, level: Level, name: str | None = None) -> list[tuple[str, Point]]:
         """The values of one metric of steps or epochs with its name, or of all, in order."""
@@ -492,7 +494,7 @@ class MetricsView:
         with closing(self._open_for_query()) as file:
             return _described(file)
 
-    def _open_for_query(self) -> sqlite3.Connection:
+    def _open_for_query(self) -> File:
         """A file with our own views before any of its own, which allows nothing but reading."""
         if not self.path.is_file():
             raise ConfigurationError(
@@ -513,29 +515,31 @@ class MetricsView:
     # The file
 
     @contextmanager
-    def _reading(self, *, by_name: bool = False) -> Iterator[sqlite3.Connection]:
+    def _reading(self, *, by_name: bool = False) -> Iterator[File]:
         """A connection in one transaction; that of an empty file where the run has written nothing.
 
         Args:
             by_name: Whether reading takes time and memory for each name of a metric.
         """
-        with self._lock:
+        try:
+            file = self._kept
+            if file is None:
+                file = open_for_reading(self.path) if self.path.is_file() else open_empty()
+            if self._is_kept:
+                self._kept = file
             try:
-                file = self._open()
-                try:
-                    file.execute("BEGIN")
-                    if by_name:
-                        self._check_names(file)
-                    yield file
-                finally:
-                    if self._kept is not None and self._kept[0] is file:
-                        file.rollback()
-                    else:
-                        file.close()
-            except sqlite3.Error as error:
-                raise metrics_error(self.path, "read", error) from error
+                file.execute("BEGIN")
+                if by_name:
+                    self._check_names(file)
+                yield file
+            finally:
+                file.rollback()
+                if not self._is_kept:
+                    file.close()
+        except sqlite3.Error as error:
+            raise metrics_error(self.path, "read", error) from error
 
-    def _check_names(self, file: sqlite3.Connection) -> None:
+    def _check_names(self, file: File) -> None:
         names = f"SELECT 1 FROM names LIMIT {MAX_NAMES + 1}"
         (count,) = file.execute(f"SELECT count(*) FROM ({names})").fetchone()
         if count > MAX_NAMES:
@@ -546,24 +550,6 @@ class MetricsView:
                 "query`.",
             )
 
-    def _open(self) -> sqlite3.Connection:
-        """A connection; a kept one is that of a file at rest which has not changed since."""
-        state = state_at_rest(self.path) if self.keep_open else None
-        if self._kept is not None and self._kept[1] == state and state is not None:
-            return self._kept[0]
-        self.close()
-        file = open_for_reading(self.path) if self.path.is_file() else open_empty()
-        if state is not None and state == state_at_rest(self.path):
-            self._kept = file, state
-        return file
-
-    def close(self) -> None:
-        """Close the file, if it was kept open."""
-        with self._lock:
-            if self._kept is not None:
-                self._kept[0].close()
-                self._kept = None
-
 
 def _point(at: object, update: object, value: object, exact: object) -> Point | None:
     """A row as written by `MetricsStore`; None for what it would not have written."""
@@ -573,7 +559,7 @@ def _point(at: object, update: object, value: object, exact: object) -> Point | 
     return Point(at, update, number)
 
 
-def _last_step(file: sqlite3.Connection) -> tuple[Any, Any] | None:
+def _last_step(file: File) -> tuple[Any, Any] | None:
     """The (step, update) of the newest step, if there is any."""
     query = (
         'SELECT v.step, v."update" FROM names n CROSS JOIN step_values v ON v.name = n.id '
@@ -584,7 +570,7 @@ def _last_step(file: sqlite3.Connection) -> tuple[Any, Any] | None:
     return row
 
 
-def _read_cursor(file: sqlite3.Connection) -> MetricsCursor:
+def _read_cursor(file: File) -> MetricsCursor:
     facts = file.execute("SELECT value FROM facts WHERE key = 'generation'").fetchone()
     step = _last_step(file)
     columns = {"epoch_clock": "epoch", "events": "id", "media": "id", "log_lines": "id"}
@@ -595,7 +581,7 @@ def _read_cursor(file: sqlite3.Connection) -> MetricsCursor:
     return MetricsCursor(facts[0] if facts else 0, step[0] if step else 0, *lasts)
 
 
-def _read_events(file: sqlite3.Connection, after: int) -> list[Event]:
+def _read_events(file: File, after: int) -> list[Event]:
     columns = 'id, kind, text, detail, "update", step, epoch, samples, seconds, wall'
     rows = file.execute(f"SELECT {columns} FROM events WHERE id > ? ORDER BY id", (after,))
     return [
@@ -604,7 +590,7 @@ def _read_events(file: sqlite3.Connection, after: int) -> list[Event]:
     ]
 
 
-def _read_media(file: sqlite3.Connection, where: str, value: int | str) -> list[MediaItem]:
+def _read_media(file: File, where: str, value: int | str) -> list[MediaItem]:
     """The media that fit a condition on a value, in the order of steps."""
     query = (
         'SELECT id, name, kind, "update", step, epoch, samples, seconds, wall, position, file, '
@@ -619,7 +605,7 @@ def _read_media(file: sqlite3.Connection, where: str, value: int | str) -> list[
     return found
 
 
-def _read_log_lines(file: sqlite3.Connection, after: int, last: int) -> list[LogLine]:
+def _read_log_lines(file: File, after: int, last: int) -> list[LogLine]:
     """The last lines of the log after one with an id, in order."""
     query = "SELECT id, wall, level, text FROM log_lines WHERE id > ? ORDER BY id DESC LIMIT ?"
     return [LogLine(*row) for row in reversed(file.execute(query, (after, last)).fetchall())]
@@ -636,7 +622,7 @@ def _allow_reading(action: int, *what: str | None) -> int:
     return sqlite3.SQLITE_OK if is_reading else sqlite3.SQLITE_DENY
 
 
-def _query_error(file: sqlite3.Connection, error: Exception) -> BaseException:
+def _query_error(file: File, error: Exception) -> BaseException:
     if str(error) == "interrupted":
         return KeyboardInterrupt()
     if any(word in str(error) for word in REFUSALS):
@@ -652,7 +638,7 @@ def _query_error(file: sqlite3.Connection, error: Exception) -> BaseException:
     )
 
 
-def _described(file: sqlite3.Connection) -> list[tuple[str, list[str], str]]:
+def _described(file: File) -> list[tuple[str, list[str], str]]:
     found = []
     for name, what in QUERIED.items():
         cursor = file.execute(f"SELECT * FROM {name} LIMIT 0")

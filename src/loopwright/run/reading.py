@@ -291,12 +291,12 @@ class Run:
     @cached_property
     def step_names(self) -> list[str]:
         """The names of the metrics of steps; empty where they cannot be read, see `problems`."""
-        return self._tried(self.metrics.step_names, [])
+        return self._tried(lambda: self.metrics.names_of("step"), [])
 
     @cached_property
     def epoch_names(self) -> list[str]:
         """The names of the metrics of epochs; empty where they cannot be read, see `problems`."""
-        return self._tried(lambda: self.metrics.epoch_names, [])
+        return self._tried(lambda: self.metrics.names_of("epoch"), [])
 
     @cached_property
     def last(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ from ..errors import CheckpointError
 if TYPE_CHECKING:
     import sqlite3  # at runtime where it is used: the first step of a run does not wait for it
 
+File: TypeAlias = "sqlite3.Connection"
 Level: TypeAlias = Literal["step", "epoch"]  # of metrics
 
 VERSION = 2  # of the file, in `PRAGMA user_version`; the first edition wrote 0
@@ -114,7 +115,7 @@ FROM names n CROSS JOIN summaries s ON s.name = n.id AND s.level = ? AND s.bucke
 GROUP BY s.name, s.bucket >> 3"""
 
 
-def summarize(connection: sqlite3.Connection, first: int, last: int) -> None:
+def summarize(connection: File, first: int, last: int) -> None:
     """Compute the summaries of every bucket that has a step from `first` to `last`, each level from
     the one below."""
     connection.execute(SUMMARIES_OF_VALUES, (first >> 3 << 3, (last >> 3 << 3) + 7))
@@ -123,7 +124,7 @@ def summarize(connection: sqlite3.Connection, first: int, last: int) -> None:
         connection.execute(SUMMARIES_OF_SUMMARIES, (level, *buckets))
 
 
-def open_for_writing(path: Path) -> sqlite3.Connection:
+def open_for_writing(path: Path) -> File:
     """Open or create a file; one of the first edition is brought to today's version, all of it or
     nothing."""
     import sqlite3
@@ -158,7 +159,7 @@ def metrics_error(path: Path, action: str, error: Exception) -> CheckpointError:
     )
 
 
-def _connect_to(uri: str) -> sqlite3.Connection:
+def _connect_to(uri: str) -> File:
     import sqlite3
 
     return sqlite3.connect(
@@ -166,7 +167,7 @@ def _connect_to(uri: str) -> sqlite3.Connection:
     )
 
 
-def version_of(connection: sqlite3.Connection, path: Path) -> int:
+def version_of(connection: File, path: Path) -> int:
     """The version of a file; 0 of a file without tables too. An error for a version that is not
     known."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -180,7 +181,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
     return version
 
 
-def _create(connection: sqlite3.Connection) -> None:
+def _create(connection: File) -> None:
     is_old = has_tables(connection, OLD_TABLES)
     if is_old:
         for table in OLD_TABLES:
@@ -195,7 +196,7 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version={VERSION}")
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
+def _migrate(connection: File) -> None:
     """Move the rows of version 0, which had neither a clock nor anything but numbers, and drop its
     tables."""
     connection.execute(
@@ -226,7 +227,7 @@ def _migrate(connection: sqlite3.Connection) -> None:
         connection.execute(f"DROP TABLE old_{table}")
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
+def open_for_reading(path: Path) -> File:
     """Open a file without changing it; the tables of today can be asked whatever its version is."""
     import sqlite3
 
@@ -242,7 +243,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def open_empty() -> sqlite3.Connection:
+def open_empty() -> File:
     """A file in memory without rows, for a run that has not written any."""
     connection = _connect_to(":memory:")
     _adapt(connection, Path(":memory:"))
@@ -258,16 +259,7 @@ def is_at_rest(path: Path) -> bool:
         return True
 
 
-def state_at_rest(path: Path) -> tuple[int, int, int] | None:
-    """What tells a file at rest from any other; None while a process writes to it, or without it."""
-    try:
-        found = path.stat()
-        return (found.st_ino, found.st_size, found.st_mtime_ns) if is_at_rest(path) else None
-    except OSError:
-        return None
-
-
-def _connect(path: Path, *, is_at_rest: bool) -> sqlite3.Connection:
+def _connect(path: Path, *, is_at_rest: bool) -> File:
     """Open the file for reading; as immutable where no process writes to it, or SQLite would leave
     a log behind."""
     import sqlite3
@@ -285,7 +277,7 @@ def _connect(path: Path, *, is_at_rest: bool) -> sqlite3.Connection:
     return connection
 
 
-def _adapt(connection: sqlite3.Connection, path: Path) -> None:
+def _adapt(connection: File, path: Path) -> None:
     """Let temporary views and empty tables stand for the tables that the file lacks."""
     if version_of(connection, path) == VERSION and has_tables(connection, TABLES):
         return
@@ -297,20 +289,20 @@ def _adapt(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(f"CREATE TEMP TABLE {table} {columns}")
 
 
-def has_tables(connection: sqlite3.Connection, tables: object) -> bool:
+def has_tables(connection: File, tables: object) -> bool:
     """Whether the tables are in the file and are tables: a view in the place of one could be
     anything."""
     kinds = dict(connection.execute("SELECT name, type FROM main.sqlite_schema").fetchall())
     return all(kinds.get(table) == "table" for table in tables)  # type: ignore[attr-defined]
 
 
-def id_of(connection: sqlite3.Connection, name: str) -> object:
+def id_of(connection: File, name: str) -> object:
     """The id of a metric in the file; of one that is not there, an id that nothing has."""
     found = connection.execute("SELECT id FROM names WHERE name = ?", (name,)).fetchone()
     return -1 if found is None else found[0]
 
 
-def has_summaries(connection: sqlite3.Connection) -> bool:
+def has_summaries(connection: File) -> bool:
     """Whether the file is of today's version."""
     return bool(connection.execute("PRAGMA user_version").fetchone()[0] == VERSION)
 

@@ -8,10 +8,10 @@ import json
 import logging
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from io import FileIO, StringIO
+from dataclasses import asdict
+from io import StringIO
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def check_file(path: str | Path | None, name: str) -> None:
         )
 
 
-class LineFile(ABC):
+class LineFile:
     """A file of lines, each of a row, that is cut to the position a run goes on from."""
 
     default = ""
@@ -93,11 +93,8 @@ class LineFile(ABC):
     def __init__(self, path: str | Path | None) -> None:
         self.given = None if path is None else Path(path)
         self.path = Path()
-        self._file: FileIO | None = None
-        self._end = 0  # of the last line that was written completely
 
     def start(self, run: TrackedRun) -> None:
-        self._close()
         check_file(self.given, self.default)
         self.path = (self.given or (run.folder or Path()) / self.default).absolute()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,71 +103,44 @@ class LineFile(ABC):
             os.replace(self.path, kept)
             logger.warning("%s belongs to another run; it was renamed to %s.", self.path, kept.name)
         run.memory["path"] = str(self.path)
-        self._open()
-        self._cut(run)
-        self.begin(run)
+        # without what is after the position, and a last line that a kill has left incomplete
+        lines = self.lines() if run.is_resumed and self.path.exists() else []
+        self.replace(line for line in lines if line.endswith(b"\n") and self._is_before(line, run))
 
-    def _cut(self, run: TrackedRun) -> None:
-        """Remove the lines after a position, and a last one that a kill has left incomplete."""
-        assert self._file is not None
-        lines = self._file.read().splitlines(keepends=True) if run.is_resumed else []
-        kept = [line for line in lines if line.endswith(b"\n") and self.is_kept(line, run)]
-        if kept != lines or not run.is_resumed:
-            self._replace(kept)
-        self._end = sum(map(len, kept))
-
-    @abstractmethod
-    def is_kept(self, line: bytes, run: TrackedRun) -> bool:
+    def _is_before(self, line: bytes, run: TrackedRun) -> bool:
         """Whether a line is of the run up to where it goes on."""
+        kind, step, epoch = self.place(line)
+        if kind == "epoch":
+            return epoch <= run.epoch
+        return step <= run.step
 
-    @abstractmethod
-    def begin(self, run: TrackedRun) -> None:
-        """Write what comes before the first row."""
+    def place(self, line: bytes) -> tuple[str, int, int]:
+        """The kind of a line, its step and its epoch; step 0 of a line that stays."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def log(self, rows: Sequence[TrackedRow]) -> None:
-        """Write rows."""
-
-    @abstractmethod
-    def log_media(self, media: Media) -> None:
-        """Write media."""
-
-    def finish(self, state: EndState, reason: str | None) -> None:
-        self._close()
+    def lines(self) -> list[bytes]:
+        """The lines of the file."""
+        return self.path.read_bytes().splitlines(keepends=True)
 
     def append(self, text: str) -> None:
         """Write complete lines; where that fails, no part of them stays."""
-        assert self._file is not None
-        rest = memoryview(text.encode())
-        size = len(rest)
+        end = self.path.stat().st_size
         try:
-            self._file.seek(self._end)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            with open(self.path, "ab") as file:
+                file.write(text.encode())
         except OSError:
             with suppress(OSError):
-                self._file.truncate(self._end)
+                os.truncate(self.path, end)
             raise
-        self._end += size
 
-    def _replace(self, lines: Iterable[bytes]) -> None:
+    def replace(self, lines: Iterable[bytes]) -> None:
         """Replace the file whole, so that a kill leaves either content."""
-        self._close()
         draft = self.path.with_name(f".{self.path.name}.draft")
-        with open(draft, "wb") as file:
-            file.writelines(lines)
+        draft.write_bytes(b"".join(lines))
         os.replace(draft, self.path)
-        self._open()
 
-    def _open(self) -> None:
-        """Open the file without a buffer: a kill loses no line, and a failed write leaves nothing
-        behind."""
-        self._file = open(self.path, "r+b" if self.path.exists() else "w+b", buffering=0)  # noqa: SIM115
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def finish(self, state: EndState, reason: str | None) -> None:
+        """Nothing is left to be written."""
 
     @property
     def media_folder(self) -> Path:
@@ -183,44 +153,29 @@ class CSVFile(LineFile):
 
     default = "metrics.csv"
 
-    def __init__(self, path: str | Path | None) -> None:
-        super().__init__(path)
-        self.columns: list[str] = []
-
-    def begin(self, run: TrackedRun) -> None:
-        assert self._file is not None
-        self._file.seek(0)
-        lines = self._file.read().splitlines()
+    def start(self, run: TrackedRun) -> None:
+        super().start(run)
+        lines = self.lines()
         self.columns = next(csv.reader([lines[0].decode()])) if lines else list(PLACE)
         if not lines:
             self.append(_csv_line(self.columns))
         settings = json.dumps(_with_text(run.config), indent=1)
         self.path.with_name(f"{self.path.stem}_config.json").write_text(settings + "\n")
 
-    def is_kept(self, line: bytes, run: TrackedRun) -> bool:
+    def place(self, line: bytes) -> tuple[str, int, int]:
         kind, step, _, epoch = next(csv.reader([line.decode(errors="replace")]))[:4]
-        return kind == "kind" or (
-            int(epoch) <= run.epoch if kind == "epoch" else int(step) <= run.step
-        )
+        return (kind, 0, 0) if kind == "kind" else (kind, int(step), int(epoch))
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
         flat = [_flat(row) for row in rows]
         new = dict.fromkeys(name for row in flat for name in row if name not in self.columns)
-        if new:
-            self._widen([*self.columns, *new])
+        if new:  # the file is written again when a metric comes for the first time
+            self.columns += new
+            _, *lines = self.lines()
+            more = b"," * len(new) + b"\n"
+            header = _csv_line(self.columns).encode()
+            self.replace([header, *(line.removesuffix(b"\n") + more for line in lines)])
         self.append("".join(_csv_line(row.get(name, "") for name in self.columns) for row in flat))
-
-    def _widen(self, columns: list[str]) -> None:
-        """Write the file again with more columns, which happens when a metric comes for the first
-        time."""
-        assert self._file is not None
-        self._file.seek(0)
-        _, *lines = self._file.read(self._end).splitlines()
-        more = b"," * (len(columns) - len(self.columns)) + b"\n"
-        content = [_csv_line(columns).encode(), *(line + more for line in lines)]
-        self._replace(content)
-        self.columns = columns
-        self._end = sum(map(len, content))
 
     def log_media(self, media: Media) -> None:
         write_media(self.media_folder, media)
@@ -231,58 +186,34 @@ class JSONLFile(LineFile):
 
     default = "metrics.jsonl"
 
-    def begin(self, run: TrackedRun) -> None:
-        self._add(
-            {
-                "kind": "start",
-                "name": run.name,
-                "step": run.step,
-                "epoch": run.epoch,
-                "config": dict(run.config),
-            }
-        )
+    def start(self, run: TrackedRun) -> None:
+        super().start(run)
+        place = {"step": run.step, "epoch": run.epoch}
+        self._add({"kind": "start", "name": run.name, **place, "config": dict(run.config)})
 
-    def is_kept(self, line: bytes, run: TrackedRun) -> bool:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            return False
-        if found["kind"] in ("start", "end"):
-            return True
-        return bool(
-            found["epoch"] <= run.epoch if found["kind"] == "epoch" else found["step"] <= run.step
-        )
+    def place(self, line: bytes) -> tuple[str, int, int]:
+        found = json.loads(line)
+        kind = found["kind"]
+        return (kind, 0, 0) if kind in ("start", "end") else (kind, found["step"], found["epoch"])
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
         self._add(*map(_flat, rows))
 
     def log_media(self, media: Media) -> None:
+        row = {name: getattr(media, name) for name in ("kind", "name", "step", "epoch", "wall")}
         content = media.content
-        row = {
-            "kind": media.kind,
-            "name": media.name,
-            "step": media.step,
-            "epoch": media.epoch,
-            "wall": media.wall,
-        }
         if isinstance(content, Images):
             files = write_media(self.media_folder, media)
-            row |= {"files": [str(file.relative_to(self.path.parent)) for file in files]}
-            row |= {"captions": list(content.captions)}
-        elif isinstance(content, Histogram):
-            row |= {"edges": list(content.edges), "counts": list(content.counts)}
-        elif isinstance(content, Table):
-            row |= {
-                "columns": list(content.columns),
-                "rows": [list(cells) for cells in content.rows],
-            }
+            row["files"] = [str(file.relative_to(self.path.parent)) for file in files]
+            row["captions"] = content.captions
+        elif isinstance(content, str):
+            row["text"] = content
         else:
-            row |= {"text": content}
+            row |= asdict(content)
         self._add(row)
 
     def finish(self, state: EndState, reason: str | None) -> None:
         self._add({"kind": "end", "state": state, "reason": reason})
-        super().finish(state, reason)
 
     def _add(self, *rows: Mapping[str, Any]) -> None:
         self.append("".join(json.dumps(_with_text(row)) + "\n" for row in rows))
@@ -294,28 +225,23 @@ def write_media(folder: Path, media: Media) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     start = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', media.name)}-{media.step}"
     content = media.content
-    first = media.position
+    first = media.position + 1
     if isinstance(content, Images):
-        files = [
-            folder / f"{start}-{first + number}.png" for number in range(1, len(content.files) + 1)
-        ]
-        for file, image in zip(files, content.files, strict=True):
-            file.write_bytes(image)
+        files = []
+        for number, image in enumerate(content.files, start=first):
+            files.append(folder / f"{start}-{number}.png")
+            files[-1].write_bytes(image)
         return files
-    start = f"{start}-{first + 1}" if first else start  # logged again at the same step
-    path = folder / f"{start}.txt"
-    text = ""
+    start = f"{start}-{first}" if first > 1 else start  # logged again at the same step
     if isinstance(content, Histogram):
         path = folder / f"{start}.json"
-        text = json.dumps(
-            _with_text({"edges": list(content.edges), "counts": list(content.counts)})
-        )
+        path.write_text(json.dumps(_with_text(asdict(content))))
     elif isinstance(content, Table):
         path = folder / f"{start}.csv"
-        text = "".join(map(_csv_line, [content.columns, *content.rows]))
+        path.write_text("".join(map(_csv_line, [content.columns, *content.rows])))
     else:
-        text = content
-    path.write_text(text)
+        path = folder / f"{start}.txt"
+        path.write_text(content)
     return [path]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..metrics.media import Histogram, Images, Media, Table
 from .track import Track
-from .tracker import EndState, TrackedRow, TrackedRun, check_installed
+from .tracker import EndState, TrackedRow, TrackedRun
 
 STATES: dict[EndState, str] = {
     "finished": "FINISHED",
@@ -48,6 +48,8 @@ class MLflow(Track):
     1
     """
 
+    package = "mlflow"
+
     def __init__(
         self,
         experiment: str = "loopwright",
@@ -57,11 +59,7 @@ class MLflow(Track):
         every: int = 1,
         timeout: float = 60.0,
     ) -> None:
-        check_installed("mlflow", "MLflow")
         super().__init__(MLflowRun(experiment, name, uri), every=every, timeout=timeout)
-
-    def prepare(self) -> None:
-        import_module("mlflow")
 
 
 class MLflowRun:

@@ -18,12 +18,11 @@ from .tracker import (
     EndState,
     TrackedRow,
     TrackedRun,
-    check_installed,
     free_path,
     numbered,
 )
 
-HPARAMS = "_hparams_/session_"
+WRITER = "torch.utils.tensorboard.writer"
 
 
 class TensorBoard(Track):
@@ -46,27 +45,19 @@ class TensorBoard(Track):
     10
     """
 
+    package = "tensorboard"
+
     def __init__(
         self, folder: str | Path | None = None, *, name: str | None = None, every: int = 1
     ) -> None:
-        check_installed("tensorboard", "TensorBoard")
         super().__init__(EventFiles(folder, name), every=every, truncates=True)
 
     def prepare(self) -> None:
-        for module in EventFiles.MODULES:
-            import_module(module)
+        import_module(WRITER)
 
 
 class EventFiles:
     """The tracker behind `TensorBoard`."""
-
-    EVENT = "tensorboard.compat.proto.event_pb2"
-    SUMMARY = "tensorboard.compat.proto.summary_pb2"
-    HPARAMS_API = "tensorboard.plugins.hparams.api_pb2"
-    HPARAMS_DATA = "tensorboard.plugins.hparams.plugin_data_pb2"
-    WRITER = "torch.utils.tensorboard"
-    TORCH = "torch.utils.tensorboard.summary"
-    MODULES = (EVENT, SUMMARY, HPARAMS_API, HPARAMS_DATA, WRITER, TORCH)
 
     def __init__(self, folder: str | Path | None, name: str | None) -> None:
         self.folder = None if folder is None else Path(folder)
@@ -77,20 +68,18 @@ class EventFiles:
         self._close()
         path = self._path(run)
         _wait_for_new_second(path)
-        self._writer = import_module(self.WRITER).FileWriter(path)
+        module = import_module(WRITER)
+        self._writer = module.FileWriter(path)
         if run.is_resumed or len(list(path.iterdir())) > 1:
-            session = import_module(self.EVENT).SessionLog
-            event = import_module(self.EVENT).Event
-            self._writer.add_event(
-                event(step=run.step + 1, session_log=session(status=session.START)), run.step + 1
-            )
-        self._add_text(
-            "config",
-            _markdown(Table(("setting", "value"), tuple(run.config.items()))),
-            run.step,
-            time(),
-        )
-        self._add_hparams(run)
+            first = run.step + 1
+            log = module.SessionLog(status=module.SessionLog.START)
+            self._writer.add_event(module.Event(step=first, session_log=log), first)
+        settings = Table(("setting", "value"), tuple(run.config.items()))
+        self._add(_summary().text("config", _markdown(settings)), run.step, time())
+        # for the HParams tab, which finds the metrics by itself
+        known = {key: value for key, value in run.config.items() if value is not None}
+        _, start, _ = _summary().hparams(known, {})
+        self._writer.add_summary(start)
         self._writer.flush()
 
     def _path(self, run: TrackedRun) -> Path:
@@ -103,91 +92,74 @@ class EventFiles:
         run.memory["folder"] = os.path.relpath(path, folder)  # the folder of all runs may be moved
         return path
 
-    def _add_hparams(self, run: TrackedRun) -> None:
-        """Write the config for the HParams tab, which finds the metrics by itself."""
-        settings = {key: value for key, value in run.config.items() if value is not None}
-        _, start, _ = import_module(self.TORCH).hparams(settings, {})
-        self._writer.add_summary(start)
-
     def log(self, rows: Sequence[TrackedRow]) -> None:
-        summary = import_module(self.SUMMARY).Summary
+        summary = _summary().Summary
         for row in rows:
             values = [
                 summary.Value(tag=name, simple_value=value) for name, value in row.values.items()
             ]
-            self._writer.add_summary(summary(value=values), row.step, row.wall)
+            self._add(summary(value=values), row.step, row.wall)
         self._writer.flush()
 
     def log_media(self, media: Media) -> None:
         content = media.content
-        step = media.step
-        wall = media.wall
         if isinstance(content, Images):
             for name, file, caption in numbered(media, content):
-                self._add_image(name, file, caption, step, wall)
+                self._add(_image(name, file, caption), media.step, media.wall)
         elif isinstance(content, Histogram):
-            self._add_histogram(media.name, content, step, wall)
+            self._add(_histogram(media.name, content), media.step, media.wall)
         else:
-            self._add_text(
-                media.name,
-                _markdown(content) if isinstance(content, Table) else content,
-                step,
-                wall,
-            )
+            text = content if isinstance(content, str) else _markdown(content)
+            self._add(_summary().text(media.name, text), media.step, media.wall)
         self._writer.flush()
 
     def finish(self, state: EndState, reason: str | None) -> None:
-        api = import_module(self.HPARAMS_API)
-        data = import_module(self.HPARAMS_DATA)
-        summary = import_module(self.SUMMARY)
-        is_good = state in ("finished", "stopped")
-        status = api.Status.Value("STATUS_SUCCESS" if is_good else "STATUS_FAILURE")
-        end = data.SessionEndInfo(status=status, end_time_secs=time())
-        content = data.HParamsPluginData(session_end_info=end, version=0).SerializeToString()
-        plugin = summary.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
-        value = summary.Summary.Value(
-            tag=f"{HPARAMS}end_info", metadata=summary.SummaryMetadata(plugin_data=plugin)
-        )
-        self._writer.add_summary(summary.Summary(value=[value]))
+        if state in ("finished", "stopped"):
+            _, _, end = _summary().hparams({}, {})
+            self._writer.add_summary(end)
         self._close()
 
-    def _add_image(self, tag: str, file: bytes, caption: str, step: int, wall: float) -> None:
-        """Add a PNG file as it is; its size is in its first chunk."""
-        width, height = struct.unpack(">II", file[16:24])
-        summary = import_module(self.SUMMARY)
-        image = summary.Summary.Image(
-            height=height, width=width, colorspace=3, encoded_image_string=file
-        )
-        metadata = summary.SummaryMetadata(summary_description=caption)
-        value = summary.Summary.Value(tag=tag, image=image, metadata=metadata if caption else None)
-        self._writer.add_summary(summary.Summary(value=[value]), step, wall)
-
-    def _add_histogram(self, tag: str, content: Histogram, step: int, wall: float) -> None:
-        """Add counts under the upper edges of their buckets; sums go by the middles, since the
-        values are not known."""
-        summary = import_module(self.SUMMARY)
-        edges = content.edges
-        counts = content.counts
-        middles = [(first + last) / 2 for first, last in pairwise(edges)]
-        histogram = summary.HistogramProto(
-            min=edges[0],
-            max=edges[-1],
-            num=sum(counts),
-            sum=sum(n * x for n, x in zip(counts, middles, strict=True)),
-            sum_squares=sum(n * x * x for n, x in zip(counts, middles, strict=True)),
-            bucket_limit=edges,
-            bucket=[0, *counts],
-        )
-        value = summary.Summary.Value(tag=tag, histo=histogram)
-        self._writer.add_summary(summary.Summary(value=[value]), step, wall)
-
-    def _add_text(self, tag: str, text: str, step: int, wall: float) -> None:
-        self._writer.add_summary(import_module(self.TORCH).text(tag, text), step, wall)
+    def _add(self, summary: Any, step: int, wall: float) -> None:
+        self._writer.add_summary(summary, step, wall)
 
     def _close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _summary() -> Any:
+    """Torch's functions that make summaries."""
+    return import_module("torch.utils.tensorboard.summary")
+
+
+def _image(tag: str, file: bytes, caption: str) -> Any:
+    """A PNG file as it is; its size is in its first chunk."""
+    width, height = struct.unpack(">II", file[16:24])
+    module = _summary()
+    image = module.Summary.Image(
+        height=height, width=width, colorspace=3, encoded_image_string=file
+    )
+    metadata = module.SummaryMetadata(summary_description=caption) if caption else None
+    value = module.Summary.Value(tag=tag, image=image, metadata=metadata)
+    return module.Summary(value=[value])
+
+
+def _histogram(tag: str, content: Histogram) -> Any:
+    """Counts under the upper edges of their buckets; sums go by the middles, since the values are
+    not known."""
+    counts = content.counts
+    middles = [(first + last) / 2 for first, last in pairwise(content.edges)]
+    return _summary().histogram_raw(
+        tag,
+        min=content.edges[0],
+        max=content.edges[-1],
+        num=sum(counts),
+        sum=sum(n * x for n, x in zip(counts, middles, strict=True)),
+        sum_squares=sum(n * x * x for n, x in zip(counts, middles, strict=True)),
+        bucket_limits=content.edges,
+        bucket_counts=[0, *counts],
+    )
 
 
 def _wait_for_new_second(folder: Path) -> None:

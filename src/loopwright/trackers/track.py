@@ -13,13 +13,22 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from time import monotonic, time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from queue import SimpleQueue
+from time import time
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..callback import Callback
 from ..data.random import preserved_rng
-from ..errors import ConfigurationError, Interrupted, check_arguments, check_number
+from ..errors import (
+    ConfigurationError,
+    Interrupted,
+    MissingExtraError,
+    check_arguments,
+    check_number,
+)
 from ..metrics.media import Images, Media
 from ..run.reading import settings_of
 from .tracker import EndState, Setting, TrackedRow, TrackedRun, Tracker
@@ -33,8 +42,9 @@ logger = logging.getLogger("loopwright")
 
 METHODS = {"start": ["run"], "log": ["rows"], "log_media": ["media"], "finish": ["state", "reason"]}
 Action: TypeAlias = Callable[[], None]
-MOST_ROWS = 100_000  # that wait
-MOST_BYTES = 256 << 20  # of media that wait
+Item: TypeAlias = Action | list[TrackedRow]
+MOST_BYTES = 256 << 20  # that wait
+ROW_BYTES = 2000  # of a row with its metrics, about
 LONGEST = 500  # characters of a setting
 SAVE_SECONDS = 1.0  # that a resume point waits for what was logged before it
 
@@ -60,6 +70,7 @@ class Track(Callback):
     """
 
     precedence = 1  # after the callbacks that log metrics
+    package: ClassVar[str] = ""  # that the tracker needs
 
     def __init__(
         self, tracker: Tracker, *, every: int = 1, timeout: float = 60.0, truncates: bool = False
@@ -67,8 +78,12 @@ class Track(Callback):
         self.label = type(tracker if type(self) is Track else self).__name__
         if type(self) is Track:
             _check_methods(tracker, self.label)
+        if self.package and find_spec(self.package) is None:
+            raise MissingExtraError(
+                "tracker-extra",
+                f"{self.label} needs {self.package}: pip install 'loopwright[{self.package}]'.",
+            )
         check_number(f"{self.label}(every", every, least=1, of="steps")
-        check_number(f"{self.label}(timeout", timeout, above=0, is_whole=False, of="seconds")
         self.tracker = tracker
         self.every = every
         self.timeout = float(timeout)
@@ -82,6 +97,10 @@ class Track(Callback):
         self._path: Path | None = None  # of the memory
         # the last step of each kind that a tracker without truncation has
         self._floor: dict[str, int] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._media = []
         self._has_warned = False
         self._has_failed = False
         self._is_slow = False
@@ -89,6 +108,8 @@ class Track(Callback):
     def prepare(self) -> None:
         """Import what the tracker needs, in the main thread, since a process that forks must not be
         importing."""
+        if self.package:
+            import_module(self.package)
 
     # Events
 
@@ -104,11 +125,8 @@ class Track(Callback):
         if self._background is not None and self.is_kept_open:
             return
         self.finish("interrupted")  # a call before, which nothing has ended
-        self._media = []
+        self._reset()
         self._run = run
-        self._has_warned = False
-        self._has_failed = False
-        self._is_slow = False
         try:
             with preserved_rng():  # imports draw from Python's generator, too
                 self.prepare()
@@ -117,8 +135,8 @@ class Track(Callback):
             return
         if self.is_kept_open:
             atexit.register(self._finish_at_exit)
-        self._background = Background(self.label, self._write, self._warn, self._warn_of_full)
-        self._background.call(partial(self._start, run))
+        self._background = Background(self.label, self._write, self._warn)
+        self._background.add(partial(self._start, run))
 
     def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
         if self._background is None:
@@ -138,13 +156,11 @@ class Track(Callback):
             for row in rows
             if row.step % self.every == 0
         ]
-        waiting = self._media
-        self._media = []
-        for media in waiting:
-            self._background.add_rows([row for row in sent if row.step <= media.step])
+        for media in self._take_media():
+            self._add_rows([row for row in sent if row.step <= media.step])
             sent = [row for row in sent if row.step > media.step]
-            self._background.call(partial(self._write_media, media), _num_bytes(media))
-        self._background.add_rows(sent)
+            self._add_media(media)
+        self._add_rows(sent)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         self.log_epoch(trainer, trainer.progress.epoch, metrics)
@@ -155,18 +171,32 @@ class Track(Callback):
         if self._background is not None:
             self._media.append(media)
 
-    def _send_media(self) -> None:
-        if self._background is not None:
-            for media in self._media:
-                self._background.call(partial(self._write_media, media), _num_bytes(media))
+    def _take_media(self) -> list[Media]:
+        waiting = self._media
         self._media = []
+        return waiting
+
+    def _add_rows(self, rows: list[TrackedRow]) -> None:
+        self._add(rows, ROW_BYTES * len(rows))
+
+    def _add_media(self, media: Media) -> None:
+        content = media.content
+        size = sum(map(len, content.files)) if isinstance(content, Images) else ROW_BYTES
+        self._add(partial(self._write_media, media), size)
+
+    def _add(self, item: Item, num_bytes: int) -> None:
+        if self._background is not None and not self._background.add(item, num_bytes):
+            self._say(
+                f"The tracker {self.label} is slower than the run and is missing a part of it; "
+                f"training continues. Send fewer steps: `{self.label}(..., every={10 * self.every})`."
+            )
 
     def on_rewind(self, trainer: Trainer) -> None:
         if self._background is not None and self._run is not None:
             progress = trainer.progress
             self._media = [media for media in self._media if media.step <= progress.step]
             self._run = replace(self._run, step=progress.step, epoch=progress.epoch)
-            self._background.call(partial(self._rewind, self._run))
+            self._background.add(partial(self._rewind, self._run))
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
         """Let what was logged be written first, so that a run that is killed and resumed lacks
@@ -185,36 +215,33 @@ class Track(Callback):
         self.finish("finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt | Interrupted):
-            self.finish("interrupted", _signal_name(error))
-        else:
-            self.finish("failed", f"{type(error).__name__}: {error}")
+        self._finish_with(error)
 
     # What interfaces call too
 
     def log_epoch(self, trainer: Trainer, epoch: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of an epoch, at the last step that was trained."""
-        if self._background is not None:
-            self._send_media()
-            at = trainer.progress
-            steps = trainer.history.steps
-            step = at.step or epoch  # the steps of a loop that the user wrote may not be counted
-            values = {
-                f"epoch/{name}" if name in steps else name: value for name, value in metrics.items()
-            }
-            self._background.add_rows(
-                [TrackedRow("epoch", step, at.update, epoch, at.sample, at.seconds, time(), values)]
-            )
+        for media in self._take_media():
+            self._add_media(media)
+        at = trainer.progress
+        steps = trainer.history.steps
+        step = at.step or epoch  # the steps of a loop that the user wrote may not be counted
+        values = {
+            f"epoch/{name}" if name in steps else name: value for name, value in metrics.items()
+        }
+        row = TrackedRow("epoch", step, at.update, epoch, at.sample, at.seconds, time(), values)
+        self._add_rows([row])
 
     def finish(self, state: EndState, reason: str | None = None) -> None:
         """Let the tracker finish, and wait for it no longer than `timeout`."""
-        self._send_media()
+        for media in self._take_media():
+            self._add_media(media)
         background = self._background
         self._background = None
         if background is None:
             return
         atexit.unregister(self._finish_at_exit)
-        background.call(partial(self._finish, state, reason))
+        background.add(partial(self._finish, state, reason))
         if not background.close(self.timeout):
             self._say(
                 f"{self.label} has not finished after {self.timeout:g} s, so its record may lack "
@@ -226,11 +253,15 @@ class Track(Callback):
         """Finish with the program, where nothing did before; an exception that ends the program is
         its reason."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        self._finish_with(error)
+
+    def _finish_with(self, error: BaseException | None) -> None:
         if error is None:
             self.finish("finished")
+        elif isinstance(error, KeyboardInterrupt | Interrupted):
+            self.finish("interrupted", _signal_name(error))
         else:
-            is_interrupt = isinstance(error, KeyboardInterrupt)
-            self.finish("interrupted" if is_interrupt else "failed", repr(error))
+            self.finish("failed", f"{type(error).__name__}: {error}")
 
     # On the thread
 
@@ -293,12 +324,6 @@ class Track(Callback):
             f"{type(error).__name__}: {error}"
         )
 
-    def _warn_of_full(self) -> None:
-        self._say(
-            f"The tracker {self.label} is slower than the run and is missing a part of it; "
-            f"training continues. Send fewer steps: `{self.label}(..., every={10 * self.every})`."
-        )
-
     def _say(self, text: str) -> None:
         if not self._has_warned:
             self._has_warned = True
@@ -307,17 +332,27 @@ class Track(Callback):
     # The run
 
     def _describe(self, trainer: Trainer, epoch: int) -> TrackedRun:
-        progress = trainer.progress
+        step = trainer.progress.step
         directory = trainer.run.files.directory
         folder = None if directory is None else directory.path
         if folder is not None:
             self._path = folder / "artifacts" / "trackers" / f"{self._own_name(trainer)}.json"
             self._memory = _read(self._path)
-        elif progress.step == epoch == 0:
+        elif step == epoch == 0:
             self._path = None
             self._memory = {}
-        return describe_run(
-            trainer, step=progress.step, epoch=epoch, folder=folder, memory=self._memory
+        facts = trainer._core._facts()
+        # the settings that `run.json` would have
+        manifest = {"fingerprint": trainer.run.files.fingerprint or _components(trainer), **facts}
+        config = {key: _plain(value) for key, value in settings_of(manifest, None).items()}
+        return TrackedRun(
+            name=facts.get("name") or (folder.name if folder is not None else "run"),
+            config=config,
+            tags=tuple(facts.get("tags") or ()),
+            step=step,
+            epoch=epoch,
+            folder=folder,
+            memory=self._memory,
         )
 
     def _own_name(self, trainer: Trainer) -> str:
@@ -334,7 +369,6 @@ class Background:
         name: The name of the thread.
         write: Called with the rows that have come since the last time.
         on_error: Called with each exception of an action; the next action follows.
-        on_full: Called where more waits than there is room for, and what comes then is left out.
     """
 
     def __init__(
@@ -342,96 +376,60 @@ class Background:
         name: str,
         write: Callable[[list[TrackedRow]], None],
         on_error: Callable[[BaseException], None],
-        on_full: Action,
     ) -> None:
         self._write = write
         self._on_error = on_error
-        self._on_full = on_full
-        self._changed = threading.Condition()
-        self._waiting: list[Action | list[TrackedRow]] = []
-        self._num_rows = 0
-        self._num_bytes = 0
-        self._is_busy = False
-        self._is_closed = False
+        self._queue: SimpleQueue[Item | None] = SimpleQueue()
+        self._num_bytes = 0  # that wait
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def add_rows(self, rows: list[TrackedRow]) -> None:
-        """Let rows be written, unless too many wait."""
-        if self._num_rows + len(rows) > MOST_ROWS:
-            self._on_full()
-            return
-        with self._changed:
-            if self._waiting and isinstance(last := self._waiting[-1], list):
-                last.extend(rows)
-            else:
-                self._waiting.append(rows)
-            self._num_rows += len(rows)
-            self._changed.notify_all()
-
-    def call(self, action: Action, num_bytes: int = 0) -> None:
-        """Let an action be called after what waits, unless its bytes are too many."""
+    def add(self, item: Item, num_bytes: int = 0) -> bool:
+        """Let an action be called, or rows be written, after what waits; False, and nothing of it,
+        where too much waits."""
         if num_bytes and self._num_bytes + num_bytes > MOST_BYTES:
-            self._on_full()
-            return
-        with self._changed:
-            self._waiting.append(action)
-            self._num_bytes += num_bytes
-            self._changed.notify_all()
+            return False
+        self._num_bytes += num_bytes
+        self._queue.put(item)
+        return True
 
     def wait(self, seconds: float) -> bool:
         """Wait until everything is written; False where that takes longer than so many seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, seconds)
+        is_written = threading.Event()
+        self._queue.put(is_written.set)
+        return is_written.wait(seconds)
 
     def close(self, seconds: float) -> bool:
         """Wait as `wait` does, and end the thread once nothing waits."""
-        end = monotonic() + seconds
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        return self.wait(max(end - monotonic(), 0.0))
+        is_written = self.wait(seconds)
+        self._queue.put(None)
+        return is_written
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
+            for item in self._take():
+                if item is None:
                     return
-                items = self._waiting
-                self._waiting = []
-                self._num_rows = 0
-                self._num_bytes = 0
-                self._is_busy = True
-            try:
-                for item in items:
-                    self._call(item)
-            finally:
-                with self._changed:
-                    self._is_busy = False
-                    self._changed.notify_all()
+                try:
+                    if isinstance(item, list):
+                        self._write(item)
+                    else:
+                        item()
+                except BaseException as error:
+                    # a tracker may raise anything, SystemExit too, and training goes on
+                    self._on_error(error)
 
-    def _call(self, item: Action | list[TrackedRow]) -> None:
-        try:
-            if isinstance(item, list):
-                self._write(item)
+    def _take(self) -> list[Item | None]:
+        """What waits, with rows that follow each other as one item."""
+        items = [self._queue.get()]
+        while not self._queue.empty():
+            item = self._queue.get()
+            last = items[-1]
+            if isinstance(last, list) and isinstance(item, list):
+                last.extend(item)
             else:
-                item()
-        except BaseException as error:
-            # a tracker may raise anything, SystemExit too, and training goes on
-            self._on_error(error)
-
-
-def describe_run(
-    trainer: Trainer, *, step: int, epoch: int, folder: Path | None, memory: dict[str, Any]
-) -> TrackedRun:
-    """The run of a trainer that starts or goes on at a step, with the settings that `run.json`
-    would have."""
-    facts = trainer._core._facts()
-    name = facts.get("name") or (folder.name if folder is not None else "run")
-    manifest = {"fingerprint": trainer.run.files.fingerprint or _components(trainer), **facts}
-    config = {key: _plain(value) for key, value in settings_of(manifest, None).items()}
-    tags = tuple(facts.get("tags") or ())
-    return TrackedRun(name, config, tags, step=step, epoch=epoch, folder=folder, memory=memory)
+                items.append(item)
+        self._num_bytes = 0
+        return items
 
 
 def _components(trainer: Trainer) -> dict[str, Any]:
@@ -458,18 +456,14 @@ def _plain(value: object) -> Setting:
 
 
 def _check_methods(tracker: object, label: str) -> None:
-    if isinstance(tracker, Track):
-        raise ConfigurationError(
-            "tracker-in-track",
-            f"Track({label}(...)): {label} is already a callback: pass it without `Track`.",
-        )
     for name, arguments in METHODS.items():
         method = getattr(tracker, name, None)
         if isinstance(tracker, type) or not callable(method):
             raise ConfigurationError(
                 "not-a-tracker",
                 f"{tracker!r:.80} is no tracker with a method {name!r}: a tracker is an object with "
-                "start(run), log(rows), log_media(media) and finish(state, reason).",
+                "start(run), log(rows), log_media(media) and finish(state, reason). (CSV and its "
+                "like are callbacks themselves.)",
             )
         check_arguments(method, arguments, f"{label}.{name}")
 
@@ -478,10 +472,6 @@ def _signal_name(error: BaseException) -> str:
     """The signal that an exception stands for."""
     code = error.code if isinstance(error, Interrupted) else None
     return signal.Signals(code - 128 if isinstance(code, int) else signal.SIGINT).name
-
-
-def _num_bytes(media: Media) -> int:
-    return sum(map(len, media.content.files)) if isinstance(media.content, Images) else 1
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from ..errors import ConfigurationError, MissingExtraError
-from ..metrics.media import Images, Media
+from ..metrics.media import Histogram, Images, Media, Table
 
 EndState: TypeAlias = Literal["finished", "stopped", "interrupted", "failed"]
 Setting: TypeAlias = str | int | float | bool | None
@@ -132,34 +132,27 @@ class Tracker(Protocol):
         known."""
 
 
-def check_installed(package: str, owner: str) -> None:
-    """Raise `MissingExtraError` where a package is not installed; it is not imported yet."""
-    if find_spec(package) is None:
-        raise MissingExtraError(
-            "tracker-extra", f"{owner} needs {package}: pip install 'loopwright[{package}]'."
-        )
-
-
-def check_options(owner: str, options: Mapping[str, Any] | None, own: Sequence[str]) -> None:
-    """Refuse `options` that have an argument which the tracker passes itself."""
-    for name in own:
-        if name in (options or {}):
-            raise ConfigurationError(
-                "tracker-option",
-                f"{owner}(options=...) has {name!r}, which the tracker passes itself: use the "
-                "tracker's own argument, or leave it out.",
-            )
-
-
 def numbered(media: Media, images: Images) -> Iterator[tuple[str, bytes, str]]:
     """Each image with a name of its own and its caption, for trackers that have one image under a
     name."""
-    first = media.position
-    for number, (file, caption) in enumerate(
-        zip(images.files, images.captions, strict=True), start=first + 1
-    ):
-        is_only = len(images.files) == 1 and not first
-        yield (media.name if is_only else f"{media.name}/{number}"), file, caption
+    first = media.position + 1
+    is_only = len(images.files) == 1 == first
+    for at, (file, caption) in enumerate(zip(images.files, images.captions, strict=True)):
+        yield (media.name if is_only else f"{media.name}/{first + at}"), file, caption
+
+
+def converted(package: Any, content: Histogram | Table) -> Any:
+    """A histogram or a table as wandb has it, and Trackio, which has the classes of wandb."""
+    if isinstance(content, Histogram):
+        return package.Histogram(np_histogram=(list(content.counts), list(content.edges)))
+    rows = [list(row) for row in content.rows]
+    return package.Table(columns=list(content.columns), data=rows)
+
+
+def converted_image(package: Any, file: bytes, caption: str) -> Any:
+    """An image as wandb and Trackio have it."""
+    image = import_module("PIL.Image").open(BytesIO(file))
+    return package.Image(image, caption=caption or None)
 
 
 def free_path(path: Path) -> Path:

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from io import BytesIO
 from typing import Any
 from uuid import uuid4
 
-from ..metrics.media import Histogram, Images, Media, Table
+from ..metrics.media import Images, Media
 from .track import Track
-from .tracker import (
-    EndState,
-    TrackedRow,
-    TrackedRun,
-    check_installed,
-    check_options,
-    numbered,
-)
-
-OWN = ("project", "name", "resume", "config")  # that the tracker passes itself
+from .tracker import EndState, TrackedRow, TrackedRun, converted, converted_image, numbered
 
 
 class Trackio(Track):
@@ -41,6 +31,8 @@ class Trackio(Track):
     1
     """
 
+    package = "trackio"
+
     def __init__(
         self,
         project: str = "loopwright",
@@ -50,14 +42,9 @@ class Trackio(Track):
         timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        check_options("Trackio", options, OWN)
-        check_installed("trackio", "Trackio")
         super().__init__(
             TrackioRun(project, name, dict(options or {})), every=every, timeout=timeout
         )
-
-    def prepare(self) -> None:
-        import_module("trackio")
 
 
 class TrackioRun:
@@ -96,22 +83,18 @@ class TrackioRun:
     def log_media(self, media: Media) -> None:
         trackio = import_module("trackio")
         content = media.content
-        value: Any
+        values: dict[str, Any]
         if isinstance(content, Images):
-            image = import_module("PIL.Image")
-            for name, file, caption in numbered(media, content):
-                value = trackio.Image(image.open(BytesIO(file)), caption=caption or None)
-                self._run.log({name: value}, step=media.step)
-            return
-        if isinstance(content, Histogram):
-            value = trackio.Histogram(np_histogram=(list(content.counts), list(content.edges)))
-        elif isinstance(content, Table):
-            value = trackio.Table(
-                columns=list(content.columns), data=[list(row) for row in content.rows]
-            )
+            values = {
+                name: converted_image(trackio, file, caption)
+                for name, file, caption in numbered(media, content)
+            }
+        elif isinstance(content, str):
+            values = {media.name: trackio.Markdown(content)}
         else:
-            value = trackio.Markdown(content)
-        self._run.log({media.name: value}, step=media.step)
+            values = {media.name: converted(trackio, content)}
+        for name, value in values.items():
+            self._run.log({name: value}, step=media.step)
 
     def finish(self, state: EndState, reason: str | None) -> None:
         run = self._run

@@ -6,19 +6,15 @@ import html
 import struct
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from ..errors import ConfigurationError
-from ..metrics.media import Histogram, Images, Media, Table
+from ..metrics.media import Images, Media
 from .track import Track
-from .tracker import EndState, TrackedRow, TrackedRun, check_installed, check_options
+from .tracker import EndState, TrackedRow, TrackedRun, converted, converted_image
 
 CODES: dict[EndState, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "failed": 1}
-# that the tracker passes itself
-OWN = ("project", "name", "mode", "dir", "id", "resume", "config", "reinit")
 FLUSH_SECONDS = 1.0
 # of wandb's offline files
 BLOCK = 32768
@@ -51,6 +47,8 @@ class WandB(Track):
     1
     """
 
+    package = "wandb"
+
     def __init__(
         self,
         project: str | None = None,
@@ -62,18 +60,8 @@ class WandB(Track):
         timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        check_options("WandB", options, OWN)
-        if mode not in ("online", "offline", "disabled", None):
-            raise ConfigurationError(
-                "wandb-mode",
-                f"WandB(mode={mode!r}): use 'online', 'offline' or 'disabled', or leave it out.",
-            )
-        check_installed("wandb", "WandB")
         given = {"project": project, "name": name, "mode": mode, **(options or {})}
         super().__init__(WandBRun(given, folder), every=every, timeout=timeout)
-
-    def prepare(self) -> None:
-        import_module("wandb")
 
 
 class WandBRun:
@@ -111,25 +99,15 @@ class WandBRun:
         content = media.content
         value: Any
         if isinstance(content, Images):
-            image = import_module("PIL.Image")
             pairs = zip(content.files, content.captions, strict=True)
-            value = [
-                wandb.Image(image.open(BytesIO(file)), caption=caption or None)
-                for file, caption in pairs
-            ]
-        elif isinstance(content, Histogram):
-            value = wandb.Histogram(np_histogram=(list(content.counts), list(content.edges)))
-        elif isinstance(content, Table):
-            value = wandb.Table(
-                columns=list(content.columns), data=[list(row) for row in content.rows]
-            )
-        else:
+            value = [converted_image(wandb, file, caption) for file, caption in pairs]
+        elif isinstance(content, str):
             value = wandb.Html(f"<pre>{html.escape(content)}</pre>", inject=False)
+        else:
+            value = converted(wandb, content)
         # the same name at the same step would replace what was logged before
-        again = media.position
-        self._run.log(
-            {f"{media.name}/{again + 1}" if again else media.name: value}, step=media.step
-        )
+        again = f"/{media.position + 1}" if media.position else ""
+        self._run.log({f"{media.name}{again}": value}, step=media.step)
 
     def finish(self, state: EndState, reason: str | None) -> None:
         run = self._run

@@ -316,6 +316,7 @@ def _attach_schedules(trainer: Program) -> None:
     updates = trainer.run.updates.by_name
     for update in updates.values():
         update.schedulers = []
+        update.epoch_schedulers = []
     for name, schedule in trainer.schedules.items():
         target = getattr(schedule.scheduler, "optimizer", None)
         own = [
@@ -330,9 +331,10 @@ def _attach_schedules(trainer: Program) -> None:
                 "it would change nothing: make it from the trainer's own optimizer, or pass it "
                 "as a factory.",
             )
-        if schedule.interval == "update":
-            for update in own:
-                update.schedulers.append(schedule.scheduler)
+        for update in own:
+            is_of_updates = schedule.interval == "update"
+            attached = update.schedulers if is_of_updates else update.epoch_schedulers
+            attached.append(schedule.scheduler)
 
 
 def with_defaults(trainer: Program) -> list[Callback]:

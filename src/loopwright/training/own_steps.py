@@ -14,7 +14,8 @@ What a user may write, on one process or several:
 - `optimizer.step(closure)`: the gradients of each call of the closure are averaged and clipped, and
   the loss that it returns is averaged, so that LBFGS decides the same on all processes.
 - several optimizers, each stepped with its own loss, as in a GAN; also some of them by `update`.
-- `scheduler.step()`, before or after: the trainer then leaves this scheduler alone.
+- `scheduler.step()`, before or after, of a scheduler that counts updates or epochs: the trainer then
+  leaves this scheduler alone.
 
 A step is refused where it cannot be right: in an evaluation (`refused`), with `accumulate` above 1,
 on a micro-batch after memory ran out, with gradients of fp16 that were not scaled, beside an
@@ -27,15 +28,15 @@ An interface uses it without subclassing, around the loop that calls the user's 
             step.result = ...  # the user's step
             own_steps.end_step()
 
-`with refused(run):` surrounds an evaluation (`Trainer._eval_mode` has it). Messages have the
-words of the interface (`run.message_names`: `step`, `eval_step`, `update`, `accumulate`). A loop that the
+`with refused(run):` surrounds an evaluation (`Trainer._eval_mode` has it). Messages have the words
+of the interface (`run.message_names`: `step`, `eval_step`, `update`, `accumulate`). A loop that the
 user wrote calls no `end_step`: then the next step of the same optimizer, or the end of the context,
 ends the step before. `before` and `after` are called around each plain step, with its update.
 `num_steps` counts them. Where gradients come from the phase `OptimizerUpdate.backward`, the
 interface adds the optimizer's name to `partial`: its next plain step then calls `complete`. An
 interface whose stages divide losses, complete gradients and clip says so with `has_stages`: a step
 in the last batch of a window is right then, and gradients of optimizers in `completed` are used as
-they are.
+they are. One that steps an optimizer by its phases lets schedulers follow with `schedulers`.
 """
 
 from __future__ import annotations
@@ -43,13 +44,12 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from .._torch_compat import call_after_backward, foreach_div_, overflow_flags
 from .._torch_compat.fast_paths import ignore_updates
@@ -89,23 +89,20 @@ class OwnSteps:
         # optimizers whose gradients are those of `OptimizerUpdate.backward`, not complete yet
         self.partial: set[str] = set()
         self.completed: set[str] = set()  # optimizers whose gradients a stage has completed
+        self.schedulers = StepSchedulers()
         self._listen_before = before
         self._listen_after = after
         self._updates: list[OptimizerUpdate] = []
         self._calls: dict[str, int] = {}  # of `update`, when the step began
-        self._positions: dict[str, list[Any]] = {}  # of schedulers, when the step began
-        # optimizers with gradients of another optimizer's loss, and their calls of `update` so far
-        self._strays: dict[str, int] = {}
         # an optimizer's first gradient that a step has left to later ones, with its parameter
         self._left: dict[str, tuple[nn.Parameter, Tensor]] = {}
-        self._handles: list[RemovableHandle] = []
+        self._watches = ExitStack()  # what ends with the context
         self._no_autocast: AbstractContextManager[Any] | None = None
         self._forget()
 
     def _forget(self) -> None:
         """Begin a step: nothing is stepped, and `update` was not called."""
-        self._taken: dict[str, OptimizerUpdate] = {}
-        self._due: dict[str, OptimizerUpdate] = {}  # whose schedulers have to follow
+        self._taken: set[str] = set()
         self._skipped: set[str] = set()
         self._averaged: set[str] = set()
         self._reached: set[str] = set()  # by the backward pass under way
@@ -116,7 +113,7 @@ class OwnSteps:
         for update in self._updates:
             self._calls[update.name] = update.calls
             if update.schedulers:
-                self._positions[update.name] = scheduler_positions(update)
+                self.schedulers.begin_step([update])
 
     def __enter__(self) -> OwnSteps:
         self._watch()
@@ -129,12 +126,15 @@ class OwnSteps:
 
     def end_step(self) -> None:
         """End the user's step: let schedulers follow, and drop the gradients that were used."""
-        if self._strays:
-            self._check_strays()
+        if self._no_autocast is not None:
+            self._leave_autocast(is_late=True)
         if self._taken:
-            self._drop_gradients()
-            for update in list(self._due.values()):
-                self._follow(update)
+            for update in self._updates:
+                # those that `update` trains have gradients of another optimizer's loss
+                if update.name in self._taken or update.calls:
+                    update.zero()
+        if self.schedulers.due:
+            self.schedulers.follow_all()
         if self.num_steps and self.run.files.run_dir is not None and not self.has_stages:
             self._note_left()
         if self._updates != list(self.run.updates.by_name.values()):
@@ -150,17 +150,20 @@ class OwnSteps:
         self._unwatch()
         self._updates = list(self.run.updates.by_name.values())
         self._left = {}
-        self._strays = {}
         self._forget()
+        self.schedulers.begin_epoch(self._updates)
         for update in self._updates:
             self._watch_steps(update)
             if self.run.runtime.averages_gradients and not self.has_stages:
                 self._watch_gradients(update)
+            if self.run.files.run_dir is not None and not self.has_stages:
+                self._watch_zeroing(update)
+        if self.num_steps:
+            self._watch_updates()
 
     def _unwatch(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._leave_autocast(is_late=True)
+        self._watches.close()
 
     def _watch_steps(self, update: OptimizerUpdate) -> None:
         @ignore_updates
@@ -178,8 +181,8 @@ class OwnSteps:
                 if self._depths[update.name] == 0:
                     self._leave(update)
 
-        self._handles.append(update.optimizer.register_step_pre_hook(enter))
-        self._handles.append(update.optimizer.register_step_post_hook(leave))
+        self._watches.callback(update.optimizer.register_step_pre_hook(enter).remove)
+        self._watches.callback(update.optimizer.register_step_post_hook(leave).remove)
 
     def _watch_gradients(self, update: OptimizerUpdate) -> None:
         """Average gradients when the backward pass of a plain `loss.backward()` ends."""
@@ -194,7 +197,43 @@ class OwnSteps:
         for param in update.params:
             if param.requires_grad:
                 register: Any = param.register_post_accumulate_grad_hook
-                self._handles.append(register(reach))
+                self._watches.callback(register(reach).remove)
+
+    def _watch_zeroing(self, update: OptimizerUpdate) -> None:
+        """Notice that gradients of earlier steps are zeroed, which may happen in place."""
+        attributes = vars(update.optimizer)
+        before = {name: own for name, own in attributes.items() if name == "zero_grad"}
+        zero_grad = update.optimizer.zero_grad
+
+        def zero(*args: Any, **options: Any) -> None:
+            self._left.pop(update.name, None)
+            zero_grad(*args, **options)
+
+        attributes["zero_grad"] = zero
+        self._watches.callback(attributes.update, before)
+        self._watches.callback(attributes.pop, "zero_grad", None)
+
+    def _watch_updates(self) -> None:
+        """Look before each `update` of a program that has plain steps, too."""
+        run = self.run
+        run_phases = run.updates.run_phases
+
+        def checked(update: OptimizerUpdate, *args: Any) -> None:
+            is_whole = run.program.accumulate == 1 and run.num_micro_batches == 1
+            for one in getattr(update, "members", (update,)):
+                if one.name in self._taken:
+                    raise self._stepped_twice(one)
+                if is_whole and gradients(one):
+                    raise ConfigurationError(
+                        "stray-gradients",
+                        f"`{run.message_names.update}` would add to gradients that {one.title} "
+                        "has already, of `loss.backward()` for another optimizer: detach what "
+                        "that loss is computed from, or step both optimizers in the same way.",
+                    )
+            run_phases(update, *args)
+
+        vars(run.updates)["run_phases"] = checked
+        self._watches.callback(vars(run.updates).pop, "run_phases", None)
 
     def _average_reached(self) -> None:
         reached = self._reached
@@ -224,14 +263,15 @@ class OwnSteps:
         """Prepare a plain step; a closure is replaced by one whose gradients are an update's."""
         name = update.name
         self._check(update)
-        if name in self._due:
-            self._follow(update)
+        self.schedulers.follow(update)
         self._skipped.discard(name)
-        self._note_strays(update)
         if self._listen_before is not None:
             self._listen_before(update)
-        self._taken[name] = update
+        if not self.num_steps:
+            self._watch_updates()
+        self._taken.add(name)
         self.run.window.has_stepped = True
+        self._leave_autocast()
         self._no_autocast = self.run.runtime.no_autocast
         if self._no_autocast is not None:
             self._no_autocast.__enter__()
@@ -249,7 +289,7 @@ class OwnSteps:
         """Make the gradients those of an update; none are left where the step must not be taken."""
         is_clipped = update.name in self.completed  # by the stage after the one that completed it
         if not self._complete(update):
-            self._skipped.add(update.name)
+            self._skip(update)
             return
         for listener in update.listeners if is_first else ():
             listener(update.name)
@@ -288,20 +328,17 @@ class OwnSteps:
                 is_usable = not any(flag.item() for flag in flags)
                 update.epoch.skipped += not is_usable
                 update.scaler.update()
-        elif getattr(optimizer, "found_inf", None) is not None:
+            return is_usable
+        if getattr(optimizer, "found_inf", None) is not None:
             # a scaler of the user's leaves it to a fused optimizer to unscale, or to do nothing
             if optimizer.grad_scale is not None:
                 _divide(update, optimizer.grad_scale)
                 optimizer.grad_scale = None
-            is_usable = not optimizer.found_inf.item()
-        else:
-            if self.run.runtime.averages_gradients and update.name not in self._averaged:
-                self._average(update)
-            self._averaged.discard(update.name)
-            is_usable = update.guard is None or (update.is_finite() and update.read_flag())
-        if not is_usable:
-            self._skip(update)
-        return is_usable
+            return not optimizer.found_inf.item()
+        if self.run.runtime.averages_gradients and update.name not in self._averaged:
+            self._average(update)
+        self._averaged.discard(update.name)
+        return update.guard is None or (update.is_finite() and update.read_flag())
 
     def _skip(self, update: OptimizerUpdate) -> None:
         self._skipped.add(update.name)
@@ -327,42 +364,38 @@ class OwnSteps:
         return evaluate
 
     def _leave(self, update: OptimizerUpdate) -> None:
-        if self._no_autocast is not None:
-            self._no_autocast.__exit__(None, None, None)
-            self._no_autocast = None
-            torch.clear_autocast_cache()  # it holds weights as they were before the step
+        self._leave_autocast()
         self.num_steps += 1
         self.run.updates.calls += 1
         if update.name not in self._skipped:
             update.num_updates += 1
             update.epoch.stepped += 1
-            self._due[update.name] = update
+            self.schedulers.due[update.name] = update
         if self._listen_after is not None:
             self._listen_after(update)
 
-    # Schedulers
-
-    def _follow(self, update: OptimizerUpdate) -> None:
-        """Step the schedulers of an optimizer that was stepped, unless the user stepped them."""
-        del self._due[update.name]
-        if not update.schedulers:
+    def _leave_autocast(self, *, is_late: bool = False) -> None:
+        """End the context without autocast; late where `step()` raised, and contexts around it have
+        set autocast since."""
+        if self._no_autocast is None:
             return
-        if scheduler_positions(update) == self._positions.get(update.name):
-            update.schedule()
-        self._positions[update.name] = scheduler_positions(update)
+        device = self.run.runtime.device.type
+        is_enabled = torch.is_autocast_enabled(device)
+        self._no_autocast.__exit__(None, None, None)
+        self._no_autocast = None
+        if is_late:
+            torch.set_autocast_enabled(device, is_enabled)
+        torch.clear_autocast_cache()  # it holds weights as they were before the step
 
     # What cannot be right
 
     def _check(self, update: OptimizerUpdate) -> None:
         run = self.run
-        is_whole = self.has_stages and run.window.is_last
-        if run.program.accumulate > 1 and not is_whole:
-            raise self._refusal(
-                update,
-                "step-in-window",
-                f"with the gradients of one batch, but {run.message_names.accumulate} requires those of "
-                f"{run.program.accumulate} batches",
-            )
+        is_partial = update.name in self.partial  # its losses were scaled, and weighted
+        if run.metrics.is_evaluating:
+            raise update_in_evaluation(run.message_names)
+        if run.program.accumulate > 1 and not (self.has_stages and run.window.is_last):
+            raise self.in_window(update)
         if run.num_micro_batches > 1:
             raise self._refusal(
                 update,
@@ -370,7 +403,7 @@ class OwnSteps:
                 "with the gradients of a part of the batch, because memory ran out and batches "
                 "are split into micro-batches",
             )
-        is_scaled = update.scaler is None or update.name in self.partial | self.completed
+        is_scaled = update.scaler is None or is_partial or update.name in self.completed
         if not is_scaled and not _is_of_scaler():
             raise self._refusal(
                 update,
@@ -380,76 +413,51 @@ class OwnSteps:
             )
         if update.calls != self._calls[update.name]:
             raise self._stepped_twice(update)
-        is_weighted = update.name in self.partial  # each process's loss, before its backward pass
-        if update.peers is not None and not run.runtime.averages_gradients and not is_weighted:
-            self._check_shards(update)
-        left = self._left.pop(update.name, None)
-        if left is not None and left[0].grad is left[1]:
+        is_sharded = update.peers is not None and not run.runtime.averages_gradients
+        if is_sharded and not is_partial and run.window.divisor != 1.0:
+            raise self._refusal(
+                update,
+                "uneven-sharded-batch",
+                f"in a batch of which this process has {run.window.size} samples and others "
+                "have more or fewer; FSDP2 averages gradients of processes without weights: use "
+                "batches that all processes share evenly (`drop_last=True`)",
+            )
+        param, grad = self._left.pop(update.name, (None, None))
+        if param is not None and param.grad is grad:
             raise ConfigurationError(
                 "gradients-of-earlier-steps",
                 f"{update.title} was stepped with gradients to which several steps have added. "
                 "Resume points do not contain gradients, so a killed run could not continue "
-                f"exactly: set {run.message_names.accumulate} and call `{run.message_names.update}`, or call "
-                "`zero_grad()` in each step, or train without a run directory.",
+                f"exactly: set {run.message_names.accumulate} and call "
+                f"`{run.message_names.update}`, or call `zero_grad()` in each step, or train "
+                "without a run directory.",
             )
-
-    def _check_shards(self, update: OptimizerUpdate) -> None:
-        if self.run.window.divisor != 1.0:
-            raise self._refusal(
-                update,
-                "uneven-sharded-batch",
-                f"in a batch of which this process has {self.run.window.size} samples and others "
-                "have more or fewer; FSDP2 averages gradients of processes without weights: use "
-                "batches that all processes share evenly (`drop_last=True`)",
-            )
-
-    def _note_strays(self, update: OptimizerUpdate) -> None:
-        """Note the optimizers that this one's loss has reached, to which `update` must not add."""
-        self._strays.pop(update.name, None)
-        for other in self._updates:
-            if (
-                other is not update
-                and other.name not in self._taken
-                and any(param.grad is not None for param in other.params)
-            ):
-                self._strays[other.name] = other.calls
-
-    def _check_strays(self) -> None:
-        for update in self._updates:
-            if update.calls != self._strays.get(update.name, update.calls):
-                raise ConfigurationError(
-                    "stray-gradients",
-                    f"`loss.backward()` for another optimizer also reached the parameters of "
-                    f"{update.title}, and `{self.run.message_names.update}` added to these gradients: "
-                    "detach what the other loss is computed from, or step both optimizers in the "
-                    "same way.",
-                )
-
-    def _drop_gradients(self) -> None:
-        """Drop the gradients of optimizers that were stepped, and of those that `update` trains:
-        these are of another optimizer's loss."""
-        for update in self._updates:
-            if update.name in self._taken and update.calls != self._calls[update.name]:
-                raise self._stepped_twice(update)
-            if update.name in self._taken or update.calls:
-                update.zero()
-                self._strays.pop(update.name, None)
 
     def _note_left(self) -> None:
+        """Note the optimizers with gradients that later steps may add to."""
         self._left = {}
         for update in self._updates:
-            if update.name not in self._taken:
-                for param in update.params:
-                    if param.grad is not None:
-                        self._left[update.name] = (param, param.grad)
-                        break
+            found = (p for p in update.params if p.grad is not None)
+            param = None if update.name in self._taken else next(found, None)
+            if param is not None and param.grad is not None:
+                self._left[update.name] = (param, param.grad)
+
+    def in_window(self, update: OptimizerUpdate) -> ConfigurationError:
+        """The error of a step without the gradients of a whole accumulation window."""
+        return self._refusal(
+            update,
+            "step-in-window",
+            f"with the gradients of one batch, but {self.run.message_names.accumulate} requires "
+            f"those of {self.run.program.accumulate} batches",
+        )
 
     def _stepped_twice(self, update: OptimizerUpdate) -> ConfigurationError:
+        names = self.run.message_names
         return ConfigurationError(
             "step-and-update",
-            f"`{self.run.message_names.step}` called both `{self.run.message_names.update}` and `step()` for "
-            f"{update.title}, so it would be stepped twice: remove one of them. "
-            f"`{self.run.message_names.update}` runs backward, clips, steps and zeroes.",
+            f"`{names.step}` called both `{names.update}` and `step()` for {update.title}, so it "
+            f"would be stepped twice: remove one of them. `{names.update}` runs backward, clips, "
+            "steps and zeroes.",
         )
 
     def _refusal(self, update: OptimizerUpdate, code: str, why: str) -> ConfigurationError:
@@ -458,6 +466,86 @@ class OwnSteps:
             f"`{self.run.message_names.step}` called step() of {update.title} {why}, or call "
             f"`{self.run.message_names.update}` instead of backward() and step().",
         )
+
+
+class StepSchedulers:
+    """The schedulers of optimizers that are stepped in the user's step, which may step them itself.
+
+    Those that count updates follow when the step is over, or before the second step of their
+    optimizer. One that counts epochs belongs to the user once a step has stepped it.
+    """
+
+    def __init__(self) -> None:
+        # updates whose schedulers are still to be stepped
+        self.due: dict[str, OptimizerUpdate] = {}
+        self._before: dict[str, list[Any]] = {}  # positions of schedulers when the step began
+        self._of_epochs: dict[str, list[Any]] = {}
+
+    def reset(self) -> None:
+        """Forget the step under way."""
+        self.due = {}
+        self._before = {}
+
+    def begin_step(self, updates: Iterable[OptimizerUpdate]) -> None:
+        """Note where the schedulers are that count updates."""
+        for update in updates:
+            if update.schedulers:
+                self._before[update.name] = positions_of(update.schedulers)
+
+    def begin_epoch(self, updates: Iterable[OptimizerUpdate]) -> None:
+        """Note where the schedulers are that count epochs."""
+        for update in updates:
+            self._of_epochs[update.name] = positions_of(update.epoch_schedulers)
+
+    def follow(self, update: OptimizerUpdate) -> None:
+        """Step the schedulers of an update that is due, unless the user stepped them."""
+        if self.due.pop(update.name, None) is None:
+            return
+        if update.schedulers:
+            if positions_of(update.schedulers) == self._before.get(update.name):
+                update.schedule()
+            self._before[update.name] = positions_of(update.schedulers)
+        if update.epoch_schedulers:
+            self.note_between([update])
+
+    def follow_all(self) -> None:
+        """Step all schedulers that are due: the user's step is over."""
+        for update in list(self.due.values()):
+            self.follow(update)
+
+    def note_between(self, updates: Iterable[OptimizerUpdate]) -> None:
+        """Notice schedulers of epochs that the user has stepped, in a step or after the last one."""
+        for update in updates:
+            now = positions_of(update.epoch_schedulers)
+            if now != self._of_epochs.get(update.name, now):
+                update.is_paced_by_user = True
+
+    def check(self, updates: Iterable[OptimizerUpdate]) -> None:
+        """Refuse schedulers that a callback has stepped since the trainer did, between two steps."""
+        for update in updates:
+            before = self._before.get(update.name, ())
+            for scheduler, left_at in zip(update.schedulers, before, strict=False):
+                now = scheduler_position(scheduler)
+                if isinstance(now, int) and now > left_at:
+                    raise stepped_twice(scheduler, "a callback or an event", "update")
+
+
+def stepped_twice(scheduler: Any, where: str, interval: str) -> ConfigurationError:
+    """The error of a scheduler that the trainer steps and that the user steps, too."""
+    return ConfigurationError(
+        "scheduler-stepped-twice",
+        f"{type(scheduler).__name__} was stepped in {where}, and the trainer steps it as well, "
+        f"once per {interval}: remove the `scheduler.step()` of your own, or do not pass the "
+        "scheduler to the trainer.",
+    )
+
+
+def is_paced_by_user(run: TrainingRun, scheduler: Any) -> bool:
+    """Whether the user's plain steps step this scheduler, although it counts epochs."""
+    return any(
+        update.is_paced_by_user and scheduler in update.epoch_schedulers
+        for update in run.updates.by_name.values()
+    )
 
 
 @contextmanager
@@ -497,9 +585,9 @@ def _divide(update: OptimizerUpdate, divisor: Tensor | float) -> None:
         foreach_div_(found, divisor)
 
 
-def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
-    """The positions of an optimizer's schedulers, to see whether the user steps them."""
-    return [scheduler_position(scheduler) for scheduler in update.schedulers]
+def positions_of(schedulers: Iterable[Any]) -> list[Any]:
+    """The positions of schedulers, to see whether the user steps them."""
+    return [scheduler_position(scheduler) for scheduler in schedulers]
 
 
 def scheduler_position(scheduler: Any) -> Any:

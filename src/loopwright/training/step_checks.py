@@ -13,7 +13,13 @@ from torch import Tensor
 from .._torch_compat import are_finite, version_of, watch_clipping
 from ..errors import ConfigurationError, NonFiniteLossError
 from ..metrics.result import mistake_in_loss
-from .own_steps import OwnSteps, gradients, scheduler_position, update_in_evaluation
+from .own_steps import (
+    OwnSteps,
+    gradients,
+    scheduler_position,
+    stepped_twice,
+    update_in_evaluation,
+)
 from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
@@ -175,23 +181,19 @@ class SchedulerWatch:
         """Raise if a scheduler moved.
 
         In a step, schedulers that count updates may have moved by one; with `may_move`, since the
-        user steps the optimizer too, by any number.
+        user steps the optimizer too, all of them by any number.
         """
         for schedule, before in self._found:
             now = scheduler_position(schedule.scheduler)
-            is_expected = (
-                in_step
-                and schedule.interval == "update"
-                and (may_move or not isinstance(before, int) or now == before + 1)
+            is_expected = in_step and (
+                may_move
+                or (
+                    schedule.interval == "update"
+                    and (not isinstance(before, int) or now == before + 1)
+                )
             )
-            if now == before or is_expected:
-                continue
-            raise ConfigurationError(
-                "scheduler-stepped-twice",
-                f"{type(schedule.scheduler).__name__} was stepped in {where}, and the trainer "
-                f"steps it as well, once per {schedule.interval}: remove the `scheduler.step()` "
-                "of your own, or do not pass the scheduler to the trainer.",
-            )
+            if now != before and not is_expected:
+                raise stepped_twice(schedule.scheduler, where, schedule.interval)
 
 
 def check_clipping(run: TrainingRun, step: Callable[[Any], T], batch: Any) -> T:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # `step` or `check` acts on.
 
 
-class Guard(Protocol):
+class UpdateGuard(Protocol):
     """Decides what a loss, gradient or learning rate that is not finite means; may raise."""
 
     @property
@@ -126,7 +126,7 @@ class OptimizerUpdate:
         scaler: torch.amp.GradScaler | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
-        guard: Guard | None = None,
+        guard: UpdateGuard | None = None,
         reads_are_free: bool = True,
         peers: Runtime | None = None,
     ) -> None:
@@ -140,6 +140,8 @@ class OptimizerUpdate:
         self.checks_losses = True  # before each backward pass, where reading them is free
         self.peers = peers
         self.schedulers: list[Any] = []
+        self.epoch_schedulers: list[Any] = []  # which the trainer steps after epochs, unless
+        self.is_paced_by_user = False  # the user's plain steps step them
         self.listeners: Sequence[Hook] = ()
         self.norm: Tensor | None = None  # before clipping
         self.num_updates = 0
@@ -256,16 +258,22 @@ class OptimizerUpdate:
         self._count = count if self._count is None else self._count + count
         return loss
 
-    def finish(self) -> None:
+    def finish(self, *, schedules: bool = True) -> bool:
         """End the window: `complete`, `clip`, `step`, `schedule` and `zero`; a skipped update only
-        drops gradients."""
+        drops gradients. Returns whether the optimizer was stepped.
+
+        With `schedules=False`, schedulers are left to the caller.
+        """
         if not self.complete():
-            return
+            return False
         self.start_step()
-        if self.clip():
+        is_stepped = self.clip()
+        if is_stepped:
             self.step()
-            self.schedule()
+            if schedules:
+                self.schedule()
         self.zero()
+        return is_stepped
 
     def complete(self) -> bool:
         """Make the gradients those of one big batch: averaged over processes, unscaled, divided by
@@ -494,12 +502,15 @@ class OptimizerUpdate:
             "scaler": self.scaler.state_dict() if self.scaler else None,
         }
         state |= {"stepped": self.epoch.stepped, "skipped": self.epoch.skipped}
+        if self.is_paced_by_user:
+            state["is_paced_by_user"] = True
         order = None if self.peers is None else self.peers.gradient_order(self.params)
         return state if order is None else state | {"order": order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_updates = state["updates"]
         self.epoch.stepped, self.epoch.skipped = state.get("stepped", 0), state.get("skipped", 0)
+        self.is_paced_by_user = state.get("is_paced_by_user", False)
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
         if self.peers is not None and state.get("order") is not None:

@@ -208,16 +208,20 @@ class Updates:
                 self.refresh(self._modules)
                 break
         if self._no_autocast is None:
-            self._run(update, loss, count, retain_graph)
+            self.run_phases(update, loss, count, retain_graph)
             return
         with self._no_autocast:  # also around the step: some optimizers multiply matrices
-            self._run(update, loss, count, retain_graph)
+            self.run_phases(update, loss, count, retain_graph)
         if self.window.is_last:
             torch.clear_autocast_cache()  # it holds weights as they were before the step
 
-    def _run(
+    def run_phases(
         self, update: OptimizerUpdate, loss: Tensor, count: Any, retain_graph: bool | None
     ) -> None:
+        """Run the backward pass and, in the window's last step, the phases after it.
+
+        `OwnSteps` replaces it where a program has plain steps besides.
+        """
         window = self.window
         update.backward(loss, window, count, retain_graph)
         if window.is_last:

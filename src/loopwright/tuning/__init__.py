@@ -1,7 +1,6 @@
 """Find the learning rate, the batch size and the fastest settings of a run before it begins."""
 
-from .batch_size import BatchSizeScan, Trial, find_batch_size
-from .lr_find import LearningRateScan, find_learning_rate
+from .finders import BatchSizeScan, LearningRateScan, Trial, find_batch_size, find_learning_rate
 from .tune_table import Tuning, TuningRow
 
 __all__ = [

@@ -4,8 +4,7 @@ code to change."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from math import sqrt
 from statistics import median
 from typing import Any, Literal
@@ -170,40 +169,31 @@ def lines_for(settings: Mapping[str, Any], named: Named) -> list[str]:
     if "channels_last" in settings:
         lines += [f"{name}.to(memory_format=torch.channels_last)" for name in named.models]
     if "fused" in settings:
-        lines += [
-            f"{name} = torch.optim.{kind}(..., fused=True)"
-            for name, kind in named.optimizers.items()
-        ]
-    given = [
-        f"{name}={_code(settings[name])}" for name in ("compile", "precision") if name in settings
-    ]
-    if given:
-        lines.append(f"trainer = {named.trainer}(..., {', '.join(given)})")
-    return lines + _data_lines(settings, named)
+        for name, kind in named.optimizers.items():
+            lines.append(f"{name} = torch.optim.{kind}(..., fused=True)")
+    if given := _arguments(settings, {"compile": "compile", "precision": "precision"}):
+        lines.append(f"trainer = {named.trainer}(..., {given})")
+    of_loader = {"workers": "num_workers", "pin_memory": "pin_memory"}
+    given = _arguments(settings, of_loader)
+    size = _arguments(settings, {"batch_size": "batch_size"})
+    if named.is_loader and (size or given):
+        lines.append(f"loader = DataLoader(..., {', '.join(filter(None, (size, given)))})")
+    elif given:
+        size = settings.get("batch_size", named.batch_size)
+        lines.append(f"loader = DataLoader(data, {size}, shuffle=True, {given})")
+        lines.append("trainer.train(loader, ...)")
+    elif size:
+        lines.append(f"trainer.train(..., {size})")
+    return lines
 
 
-def _data_lines(settings: Mapping[str, Any], named: Named) -> list[str]:
-    names = {"batch_size": "batch_size", "workers": "num_workers", "pin_memory": "pin_memory"}
-    given = {keyword: settings[name] for name, keyword in names.items() if name in settings}
-    if not given:
-        return []
-    if named.is_loader:
-        return [f"loader = DataLoader(..., {_arguments(given)})"]
-    if list(given) == ["batch_size"]:
-        return [f"trainer.train(..., batch_size={given['batch_size']})"]
-    size = given.pop("batch_size", named.batch_size)
-    return [
-        f"loader = DataLoader(data, {size}, shuffle=True, {_arguments(given)})",
-        "trainer.train(loader, ...)",
-    ]
-
-
-def _arguments(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_code(value)}" for name, value in given.items())
-
-
-def _code(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+def _arguments(settings: Mapping[str, Any], keywords: Mapping[str, str]) -> str:
+    """Settings as arguments of a call: `precision="bf16"`."""
+    given = {keyword: settings[name] for name, keyword in keywords.items() if name in settings}
+    return ", ".join(
+        f'{keyword}="{value}"' if isinstance(value, str) else f"{keyword}={value}"
+        for keyword, value in given.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -256,7 +246,6 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values, for JSON."""
-        names = ("samples_per_second", "ratio", "spread", "verdict", "note")
         return {
             "present": dict(self.present),
             "samples_per_second": self.samples_per_second,
@@ -264,10 +253,7 @@ class Tuning:
             "lines": self.lines,
             "is_complete": self.is_complete,
             "not_tried": dict(self.not_tried),
-            "rows": [
-                {"settings": dict(row.settings)} | {n: getattr(row, n) for n in names}
-                for row in self.rows
-            ],
+            "rows": [asdict(row) for row in self.rows],
         }
 
     def __repr__(self) -> str:
@@ -275,14 +261,9 @@ class Tuning:
         return f"Tuning({len(self.rows)} tried, suggestion={self.suggestion})"
 
     def __str__(self) -> str:
-        return "\n".join([*table_of(self), "", *summary_of(self)])
-
-
-def table_of(tuning: Tuning) -> list[str]:
-    """The lines of the table: the present settings, then a row for each try."""
-    rows = [HEADER, present_cells(tuning.samples_per_second), *(row.cells for row in tuning.rows)]
-    widths = [max(len(row[at]) for row in rows) for at in range(4)]
-    return [aligned(row, widths) for row in rows]
+        cells = [HEADER, present_cells(self.samples_per_second), *(row.cells for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join([*(aligned(row, widths) for row in cells), "", *summary_of(self)])
 
 
 def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -302,7 +283,6 @@ def summary_of(
 ) -> list[str]:
     """What is worth it, the lines to change, and what was not tried; `lines_of` returns the lines
     for settings."""
-    lines_of = partial(lines_for, named=tuning.named) if lines_of is None else lines_of
     words = [label_of(name, value) for name, value in tuning.present.items() if value is not False]
     lines = [f"Current settings: {', '.join(words)}."]
     lines += [
@@ -315,18 +295,19 @@ def summary_of(
     same = tuning.best_of_same_numbers
     if best is None:
         return [*lines, "Nothing is worth changing: no setting was faster by more than the noise."]
-    if same is not None:
-        lines.append(f"Worth changing, {_times(same)}; the numbers stay the same, up to rounding:")
-        lines += [f"    {line}" for line in lines_of(same.settings)]
+    start = "Worth changing"
+    for row, effect in ((same, "; the numbers stay the same, up to rounding:"), (best, None)):
+        if row is None or (effect is None and row is same):
+            continue
+        speed = f"{row.ratio:.2f} ± {row.spread:.2f} times as fast"
+        lines.append(f"{start}, {speed}{effect or ', but the numbers change:'}")
+        found = lines_for(row.settings, tuning.named)
+        if lines_of is not None:
+            found = lines_of(row.settings)
+        lines += [f"    {line}" for line in found]
+        start = "Faster still"
     if best is not same:
-        start = "Worth changing" if same is None else "Faster still"
-        lines.append(f"{start}, {_times(best)}, but the numbers change:")
-        lines += [f"    {line}" for line in lines_of(best.settings)]
         if "batch_size" in best.settings:
             lines.append("Larger batches may need another learning rate.")
         lines.append("Compare the losses of a run before you adopt this.")
     return lines
-
-
-def _times(row: TuningRow) -> str:
-    return f"{row.ratio:.2f} ± {row.spread:.2f} times as fast"

@@ -42,21 +42,6 @@ class PointTrainer(BaseTrainer):
 
 # Models
 
-class Frozen(Net):
-    def __init__(self):
-        super().__init__()
-        self.requires_grad_(False)
-
-
-class Empty(nn.Module):
-    def forward(self, x):
-        return x[:, :3]
-
-
-class Elsewhere(Net):
-    def forward(self, x):
-        return self.body(x) + torch.zeros(3, device="meta")
-
 
 class OtherKeys(Net):
     def forward(self, x):
@@ -104,12 +89,6 @@ class Normed(Net):
         return self.body(self.norm(x))
 
 
-class Failing(Net):
-    def __init__(self):
-        super().__init__()
-        raise RuntimeError("weights are nowhere")
-
-
 # Data
 
 class OddLast(Points):
@@ -130,19 +109,9 @@ class Spoiling(Points):
         return {"x": x, "y": self.y[index]}
 
 
-class FloatLabels(Points):
-    def __getitem__(self, index):
-        return {"x": self.x[index], "y": self.y[index].float()}
-
-
 class Missing(Points):
     def __getitem__(self, index):
         return None if index == 9 else super().__getitem__(index)
-
-
-class Pairs(Points):
-    def __getitem__(self, index):
-        return self.x[index], self.y[index]
 
 
 class Noisy(Points):
@@ -168,15 +137,6 @@ class Windows(IterableDataset):
 
 # Trainers
 
-class Unreduced(PointTrainer):
-    def loss_compute(self, forward_output, targets):
-        return nn.functional.cross_entropy(forward_output, targets["y"], reduction="none")
-
-
-class Detached(PointTrainer):
-    def loss_compute(self, forward_output, targets):
-        return nn.functional.cross_entropy(forward_output.detach(), targets["y"])
-
 
 class Nan(PointTrainer):
     def loss_compute(self, forward_output, targets):
@@ -194,11 +154,6 @@ class Softer(PointTrainer):
         if "auxiliary" in forward_output:
             losses["auxiliary"] = forward_output["auxiliary"].square().mean()
         return losses
-
-
-class Nothing(PointTrainer):
-    def loss_compute(self, forward_output, targets):
-        pass
 
 
 # Callbacks
@@ -243,9 +198,6 @@ class Text(Periodic):
         return {"state": "fine"}
 
 
-class Misspelt(Callback):
-    def on_epoch_edn(self, trainer, metrics):
-        pass
 '''
 
 CONFIG = """\

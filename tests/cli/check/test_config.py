@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +28,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr("tempfile.tempdir", "/dev/shm" if Path("/dev/shm").is_dir() else None)
-    for limit in ("SLOW_SECONDS", "MAX_SECONDS", "ENOUGH_SECONDS"):
+    for limit in ("SLOW_SECONDS", "MAX_SECONDS"):
         # a slow machine would be shown less
         monkeypatch.setattr(f"loopwright.cli.check.config.{limit}", float("inf"))
 
@@ -82,11 +80,7 @@ def test_a_config_that_is_well_passes_and_says_what_was_checked(capsys):
             "evaluation and prediction on test",
         ),
         *("1 callback", "saving and loading", "resuming", "the run directory"),
-        *(
-            "parameters  67\n",
-            "for a batch of 4 (measured)",
-            "40 updates of 2 batches, 5 epochs: about ",
-        ),
+        *("parameters  67\n", "for a batch of 4", "40 updates of 2 batches, 5 epochs: about "),
         "No mistakes found in run.yaml",
     ):
         assert words in printed
@@ -123,11 +117,6 @@ def test_each_of_several_failing_callbacks_is_named():
     assert sorted(mistake.key for mistake in found) == [
         f"trainer.callbacks.{number}" for number in (1, 2, 3)
     ]
-
-
-def test_mistakes_of_the_file_and_of_the_data_are_found_together():
-    found = check_config("run.yaml", ["+trainer.max_update=3", "datasets.test.n=0"]).mistakes
-    assert [mistake.key for mistake in found] == ["trainer.max_update", "datasets.test"]
 
 
 def test_mistake_is_printed_with_file_and_line_and_the_exit_code_is_1(project, capsys):
@@ -171,29 +160,6 @@ def test_random_generators_are_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_notes_are_no_mistakes(capsys):
-    assert main(["check", "run.yaml", "+trainer.use_torch_compile=true"]) == 0
-    printed = capsys.readouterr().out
-    assert "note: command line: trainer.use_torch_compile" in printed
-    assert printed.endswith("No mistakes found in run.yaml: it is ready to train.\n")
-
-
 def test_a_missing_config_has_exit_code_2(capsys):
     assert main(["check", "nowhere.yaml"]) == 2
     assert "[no-program]" in capsys.readouterr().err
-
-
-def test_a_file_that_is_no_yaml_is_a_mistake_with_its_line(capsys):
-    Path("broken.yaml").write_text("seed: [1, 2\nname: points\n")
-    assert main(["check", "broken.yaml"]) == 1
-    assert (
-        "1 mistake in broken.yaml:\nbroken.yaml:2\n    is not YAML: while parsing a flow sequence, expected ',' or ']'"
-        in capsys.readouterr().out
-    )
-
-
-def test_command_works_as_a_process_of_its_own(project):
-    command = [sys.executable, "-m", "loopwright", "check", "run.yaml", "datasets.test.n=0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert f"run.yaml:{line_of('test:')}: datasets.test\n    Points has no samples" in done.stdout

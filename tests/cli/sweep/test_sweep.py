@@ -15,16 +15,7 @@ import pytest
 from loopwright.checkpoint import CheckpointStore
 from loopwright.checkpoint.compare import compare_trees
 from loopwright.cli import main
-from loopwright.cli.sweep import (
-    Child,
-    Optuna,
-    Result,
-    Task,
-    best_value,
-    default_metric,
-    is_finished,
-    place_for,
-)
+from loopwright.cli.sweep import Child, Optuna, Result, Task, best_value, is_finished, place_for
 from loopwright.cli.sweep.child import placed
 from loopwright.config import Interval, Sweep, load_config
 from loopwright.interfaces.configured.experiment import Experiment
@@ -91,9 +82,7 @@ def test_a_run_whose_process_is_killed_has_failed_and_the_signal_is_named(projec
     assert (
         main(
             [
-                "sweep",
-                "run.yaml",
-                "model.kind=cli_project.Killed",
+                *["sweep", "run.yaml", "model.kind=cli_project.Killed"],
                 "++sweep={model.width: [4]}",
                 "--json",
             ]
@@ -199,14 +188,6 @@ def test_optuna_ends_a_run_that_goes_worse_than_the_others(tmp_path):
     assert [trial.state.name for trial in again.ended] == [*["COMPLETE"] * 3, "PRUNED"]
 
 
-def test_optuna_without_pruning_ends_none(tmp_path):
-    search = Optuna(SPACE, tmp_path, "max", num=10, prunes=False)
-    for number in range(5):
-        task = search.next()
-        assert search.report(task, 1, -100.0 * number)
-        search.done(finished(task, -100.0 * number))
-
-
 def test_what_a_killed_sweep_left_unfinished_comes_first_with_the_same_values(tmp_path):
     first = Optuna(SPACE, tmp_path, "min", num=3, prunes=True)
     done, left = first.next(), first.next()
@@ -239,16 +220,6 @@ def test_list_shows_the_runs_and_trains_none(project, capsys):
     chosen = [(run["chosen"]["model.width"], run["chosen"]["model.optimizer.lr"]) for run in found]
     assert chosen == [(width, rate) for width in (4, 5, 6) for rate in (0.1, 0.2)]
     assert not (project / "runs").exists()
-
-
-def test_a_random_sweep_has_the_same_runs_every_time(project, capsys):
-    block = "++sweep={method: random, num: 3, space: {model.width: {low: 2, high: 64}}}"
-    names = []
-    for _ in range(2):
-        assert main(["sweep", "run.yaml", block, "--list", "--json"]) == 0
-        names.append([run["name"] for run in json.loads(capsys.readouterr().out)])
-    assert len(names[0]) == 3
-    assert names[0] == names[1]
 
 
 MISTAKES = {
@@ -285,8 +256,3 @@ def test_a_run_of_another_config_keeps_its_directory(project):
     assert is_finished(folder / "width=8", same)
     assert not is_finished(folder / "width=8", longer)
     assert not is_finished(folder / "width=8-2", other)
-
-
-def test_runs_are_compared_by_the_loss_of_an_evaluation_where_there_is_one(project):
-    assert default_metric(load_config("run.yaml")) == "test_loss"
-    assert default_metric(load_config("run.yaml", ["trainer.callbacks=[]"])) == "loss"

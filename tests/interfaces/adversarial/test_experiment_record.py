@@ -31,17 +31,6 @@ def test_an_experiment_runs_until_it_is_over(data: Path, tmp_path: Path) -> None
     assert RunView(tmp_path / "tiny_v1").progress.epoch == 2
 
 
-def test_its_losses_are_to_fall_and_the_generator_stands_for_it(data: Path, tmp_path: Path) -> None:
-    trainer = Pix2pixTrainer(tiny(data, tmp_path))
-    trainer.train_paired(0)
-    trainer.finish()
-    run = RunView(tmp_path / "tiny_v1")
-    assert {name: run.mode_of(name) for name in run.epoch_names} == dict.fromkeys(
-        ["D_real", "D_fake", "G_GAN", "G_L1"], "min"
-    )
-    assert run.main_metric == "G_L1"
-
-
 def test_another_trainer_of_the_program_may_go_on_with_it(data: Path, tmp_path: Path) -> None:
     config = tiny(data, tmp_path)
     first = Pix2pixTrainer(config)

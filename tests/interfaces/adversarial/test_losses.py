@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from loopwright.interfaces.adversarial import (
     pix2pix,
     read_loss_log,
 )
-from tests.mistakes import raises
 
 ones, zeros = torch.ones(2, 3), torch.zeros(2, 3)
 
@@ -38,12 +36,6 @@ def test_a_loss_is_weighted_and_remembered():
     assert losses.get_loss_tensors(query=["pixels"]) == {"L1": torch.tensor(10.0)}
 
 
-def test_the_loss_keeps_its_graph_and_what_is_remembered_does_not():
-    losses, image = manager(), ones.clone().requires_grad_()
-    assert losses.compute_loss_xy("L1", image, zeros).requires_grad
-    assert not losses.get_loss_tensors()["L1"].requires_grad
-
-
 def test_the_weight_in_the_log_is_the_weight_that_was_used(tmp_path: Path):
     losses = manager(tmp_path)
     used = []
@@ -56,30 +48,6 @@ def test_the_weight_in_the_log_is_the_weight_that_was_used(tmp_path: Path):
     assert used == [4.0, 2.0, 0.0]
 
 
-def test_an_epoch_can_be_named_for_a_single_loss():
-    assert manager().compute_loss_xy("L2", ones, zeros, epoch=2).item() == 2.0
-
-
-def test_losses_that_name_no_schedule_share_none():
-    first, second = LMLoss("a", nn.L1Loss(), 2.0), LMLoss("b", nn.L1Loss(), 3.0)
-    assert (first.weight(1), second.weight(1)) == (2.0, 3.0)
-    assert first.tags is not second.tags
-    assert first.history is not second.history
-
-
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        ("linear", [1.0, 1.0, 0.7, 0.4, 0.1, 0.1]),
-        ("step", [1.0, 1.0, 1.0, 0.1, 0.1, 0.1]),
-        (lambda schedule, epoch: epoch * schedule.initial_value, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
-    ],
-)
-def test_schedules_are_functions_of_the_epoch(kind, values):
-    schedule = Schedule(kind, 1, 4, 1.0, 0.1)
-    assert [round(schedule.value(epoch), 9) for epoch in range(6)] == values
-
-
 @pytest.mark.parametrize("kind", ["linear", "cosine", "exponential", "step"])
 def test_every_curve_begins_and_ends_where_it_should(kind):
     schedule = Schedule(kind, 2, 6, 8.0, 2.0)
@@ -87,13 +55,6 @@ def test_every_curve_begins_and_ends_where_it_should(kind):
     assert values[:3] == [8.0] * 3
     assert values[6:] == [2.0] * 4
     assert values == sorted(values, reverse=True)
-
-
-def test_losses_are_found_by_their_tags():
-    losses = manager()
-    assert list(losses.get_registered_losses(query=["pixels"])) == ["L1"]
-    assert list(losses.get_loss_values(query=["G"])) == ["L1", "L2"]
-    assert losses.get_loss_weights(query=["nobody"]) == {}
 
 
 def test_histories_are_given_out_only_when_asked_for():
@@ -112,26 +73,6 @@ def test_without_logging_only_the_last_value_is_kept(tmp_path: Path):
         losses.update_loss_log()
     assert losses.get_registered_losses(strip=False)["L1"].history.losses == [20.0]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_buffer_goes_to_the_log_by_itself(tmp_path: Path):
-    losses = manager(tmp_path, history_buffer_size=3)
-    for _ in range(4):
-        losses.compute_loss_xy("L1", ones, zeros)
-        losses.get_registered_losses()
-    assert read_loss_log(tmp_path)["L1"]["losses"] == [10.0] * 3
-
-
-def test_the_log_is_added_to_line_by_line(tmp_path: Path):
-    losses = manager(tmp_path)
-    for losses.epoch in (1, 2):
-        losses.compute_loss_xy("L1", ones, zeros)
-        losses.update_loss_log()
-    losses.update_loss_log()  # nothing new
-    lines = [json.loads(line) for line in (tmp_path / "loss_log.jsonl").read_text().splitlines()]
-    assert lines == [
-        {"epoch": e, "losses": {"L1": [10.0]}, "weights": {"L1": [10.0]}} for e in (1, 2)
-    ]
 
 
 def test_a_state_brings_back_what_was_kept_and_where_the_log_ended(tmp_path: Path):
@@ -157,11 +98,6 @@ def test_lines_can_be_printed_or_returned(capsys: pytest.CaptureFixture[str]):
     losses.print_weights()
     assert capsys.readouterr().out == "Loss weights: L1: 10.0 L2: 4.0\n"
     assert losses.update_loss_log(silent=False, capture=True).startswith("Loss log updated in ")
-
-
-def test_a_name_is_registered_once():
-    with raises("loss-registered", "L1"):
-        manager().register_loss_fn("L1", nn.L1Loss())
 
 
 def test_a_spec_replaces_all_losses_and_gets_its_arguments():

@@ -77,22 +77,6 @@ def test_epochs_equal_a_loop_written_by_hand_bit_for_bit(data: Path, tmp_path: P
             assert torch.equal(value, other), name
 
 
-def test_the_losses_of_every_step_are_in_the_history_and_the_metrics_store(
-    data: Path, tmp_path: Path
-):
-    from loopwright.run import MetricsStore
-
-    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 2)
-    history = trainer._core.history
-    assert history.names == ["D_real", "D_fake", "G_GAN", "G_L1"]
-    assert {name: len(series) for name, series in history.steps.items()} == dict.fromkeys(
-        history.names, 6
-    )
-    store = MetricsStore(trainer.experiment_dir / "metrics.sqlite")
-    assert [row[3] for row in store.steps("G_L1")] == list(history.steps["G_L1"])
-    store.close()
-
-
 def test_nothing_of_the_generators_loss_reaches_the_discriminator(data: Path, tmp_path: Path):
     trainer = Pix2pixTrainer(tiny(data, tmp_path))
     gradients = []
@@ -170,17 +154,6 @@ def test_separate_schedules_are_separate(data: Path, tmp_path: Path):
     assert trainer.opt_disc.param_groups[0]["lr"] == 0.0
 
 
-def test_the_discriminator_gets_a_copy_of_the_generators_schedule(data: Path, tmp_path: Path):
-    trainer = Pix2pixTrainer(tiny(data, tmp_path))
-    rates = (
-        trainer.config.train.generator.learning_rate,
-        trainer.config.train.discriminator.learning_rate,
-    )
-    assert rates[0] == rates[1]
-    assert rates[0] is not rates[1]
-    assert trainer.gen_lr_scheduler.optimizer is not trainer.disc_lr_scheduler.optimizer
-
-
 def test_extended_losses_are_added_to_the_generators(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path)
     config["train"]["loss"] = {
@@ -201,33 +174,6 @@ def test_extended_losses_are_added_to_the_generators(data: Path, tmp_path: Path)
     assert total.item() == pytest.approx(sum(values.values()), rel=1e-5)
 
 
-def test_a_weight_follows_its_schedule_from_epoch_to_epoch(data: Path, tmp_path: Path):
-    from loopwright.interfaces.adversarial import Schedule
-
-    trainer = Pix2pixTrainer(tiny(data, tmp_path))
-    trainer.loss_manager.loss_fns["G_L1"].schedule = Schedule("linear", 1, 3, 100.0, 0.0)
-    weights = []
-    for epoch in range(3):
-        trainer.train_paired(epoch)
-        weights.append(trainer.loss_manager.get_loss_weights()["G_L1"])
-    assert weights == [100.0, 50.0, 0.0]
-    assert trainer._core.history["G_L1"][2] == 0.0
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_step(data: Path, tmp_path: Path):
-    trainer = Pix2pixTrainer(tiny(data, tmp_path))
-    before = [parameter.clone() for parameter in trainer.gen.parameters()]
-
-    def step(x, y, idx, **kw):
-        trainer.backward_G(trainer.gen(x).mean() * float("nan"))
-
-    with pytest.raises(NonFiniteLossError, match="opt_gen"):
-        trainer.train_paired(0, train_step=step)
-    assert all(
-        torch.equal(old, new) for old, new in zip(before, trainer.gen.parameters(), strict=True)
-    )
-
-
 def test_a_single_update_works_outside_of_an_epoch(data: Path, tmp_path: Path):
     trainer = Pix2pixTrainer(tiny(data, tmp_path))
     before = trainer.gen.last[0].weight.clone()
@@ -235,11 +181,3 @@ def test_a_single_update_works_outside_of_an_epoch(data: Path, tmp_path: Path):
     assert not torch.equal(before, trainer.gen.last[0].weight)
     with pytest.raises(NonFiniteLossError):
         trainer.backward_G(trainer.gen(torch.rand(1, 3, SIZE, SIZE)).mean() * float("inf"))
-
-
-def test_the_same_config_gives_the_same_run(data: Path, tmp_path: Path):
-    first, second = (train(Pix2pixTrainer(tiny(data, tmp_path)), 1) for _ in range(2))
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(first.gen.parameters(), second.gen.parameters(), strict=True)
-    )

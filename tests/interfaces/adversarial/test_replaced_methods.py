@@ -321,28 +321,6 @@ def test_a_scaler_of_ones_own_is_the_one_that_updates_use(data: Path, tmp_path: 
     assert_same_weights(trainer, by_hand)  # a power of two changes no bit
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_there_is_a_scaler_for_each_network_in_every_precision(
-    data: Path, tmp_path: Path, precision: str
-):
-    config = tiny(data, tmp_path)
-    config["common"]["precision"] = precision
-    trainer = Pix2pixTrainer(config)
-    assert trainer.g_scaler is not trainer.d_scaler
-    assert trainer.g_scaler.is_enabled() == trainer.d_scaler.is_enabled() == (precision == "fp16")
-
-
-def test_loaders_of_ones_own_need_no_images(tmp_path: Path):
-    pairs = torch.rand(2, 5, 3, SIZE, SIZE)
-
-    class Mine(Pix2pixTrainer):
-        def _init_dataloaders(self) -> None:
-            self.train_loader = DataLoader(torch.utils.data.TensorDataset(*pairs), batch_size=2)
-
-    trainer = train(Mine(tiny(Path("no images"), tmp_path)), 1)
-    assert trainer._core.progress.update == 3
-
-
 def test_an_epoch_of_ones_own_loader_is_that_of_the_default_one(
     data: Path, tmp_path: Path, by_hand: Any
 ):
@@ -389,26 +367,6 @@ def test_checkpoints_written_by_hand_are_gone_on_from_and_nothing_recorded_is_lo
     assert [row[1] for row in store.steps("G_L1")] == list(range(1, 13))
     assert [row[0] for row in store.epochs("G_L1")] == [1, 2, 3, 4]
     store.close()
-
-
-def test_an_override_that_saves_in_a_hook_runs_once(data: Path, tmp_path: Path):
-    calls = []
-
-    class Mine(Pix2pixTrainer):
-        def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Any:
-            calls.append(self.current_epoch)
-            return super().save_checkpoint(mode, capture)
-
-        def on_epoch_end(self, **kwargs: Any) -> None:
-            super().on_epoch_end(**kwargs)
-            self.save_checkpoint()
-
-    trainer = train(Mine(tiny(data, tmp_path)), 2)
-    assert calls == [1, 2]
-    assert sorted(path.name for path in (trainer.experiment_dir / "epochs").iterdir()) == [
-        "epoch1",
-        "epoch2",
-    ]
 
 
 def test_a_loss_that_is_added_to_in_place_is_reported_as_it_was(data: Path, tmp_path: Path):

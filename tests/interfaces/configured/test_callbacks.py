@@ -21,7 +21,7 @@ from loopwright.checkpoint import load_weights
 from loopwright.run import RunDirectory
 
 from ...loops import assert_same_model
-from .parts import CustomTrainer, Points, build_net, build_trainer
+from .parts import CustomTrainer, Points, build_trainer
 
 
 class Mine(CustomTrainer):
@@ -67,31 +67,6 @@ def test_every_event_gives_the_users_trainer(tmp_path):
     trainer.train()
     assert seen.given.keys() == {*EVENTS, "eval_streams", "write_before_save"}
     assert all(given is trainer for given in seen.given.values())
-
-
-def test_a_function_is_given_the_users_trainer():
-    seen = []
-    trainer = build_trainer(
-        Mine, callbacks=[lambda trainer, metrics: seen.append((trainer, trainer.temperature))]
-    )
-    trainer.train()
-    assert seen == [(trainer, 0.5)]
-
-
-def test_an_exception_is_told_to_callbacks_with_the_users_trainer():
-    class Failing(Mine):
-        def loss_compute(self, forward_output, targets):
-            raise RuntimeError("no")
-
-    class Seeing(Callback):
-        def on_exception(self, trainer, error):
-            self.given = trainer
-
-    seeing = Seeing()
-    trainer = build_trainer(Failing, callbacks=[seeing])
-    with pytest.raises(RuntimeError, match="no"):
-        trainer.train()
-    assert seeing.given is trainer
 
 
 class Using(Callback):
@@ -191,20 +166,3 @@ def test_subclasses_of_callbacks_that_ship_do_the_same_with_the_users_trainer(
         assert torch.equal(load_weights(newest)["layers.0.weight"], trainer.model.layers[0].weight)
     assert histories[0] == histories[1]
     assert_same_model(*models)
-
-
-def test_a_callback_may_put_another_model_in_place():
-    net = build_net(seed=5)  # before, since it draws
-
-    class Replacing(Callback):
-        def on_train_start(self, trainer):
-            trainer.model = net
-            trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
-
-    trainer = build_trainer(Plain, callbacks=[Replacing()])
-    trainer.train()
-    other = build_trainer(
-        Plain, model=build_net(seed=5), optimizer=lambda p: torch.optim.SGD(p, lr=0.1, fused=False)
-    )
-    other.train()
-    assert_same_model(trainer.model, other.model)

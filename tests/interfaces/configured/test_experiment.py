@@ -7,7 +7,6 @@ import torch
 from loopwright import Callback
 from loopwright.checkpoint import list_checkpoints
 from loopwright.config import ConfigError, load_config
-from loopwright.errors import ConfigurationError
 from loopwright.interfaces.configured import Experiment
 
 from ...loops import assert_same_model
@@ -18,22 +17,6 @@ def test_a_run_file_trains_as_the_hand_written_loop_bit_for_bit(project):
     run = experiment()
     run.train()
     assert_same_model(run.trainer.model, train_by_hand())
-
-
-def test_nothing_is_built_and_nothing_written_before_it_is_asked_for(project):
-    run = experiment()
-    assert run.trainer is None
-    assert sorted(path.name for path in project.iterdir() if path.name != "__pycache__") == [
-        "mine.py",
-        "run.yaml",
-    ]
-
-
-def test_overrides_reach_the_objects(project):
-    run = experiment("model.width=9", "trainer.max_updates=2", "trainer.weight=1.5")
-    run.build()
-    assert run.trainer.model.layers[0].out_features == 9
-    assert run.trainer.weight == 1.5
 
 
 def test_every_mistake_is_in_one_report_before_anything_is_built(project):
@@ -51,21 +34,11 @@ def test_every_mistake_is_in_one_report_before_anything_is_built(project):
     [
         (["~datasets.train"], "no data set `train`"),
         (["name=a/b"], "name of a folder"),
-        (
-            ["trainer.callbacks=[{kind: OfflineLoss, dataset_key: tset}]"],
-            "no data set 'tset'; did you mean test",
-        ),
-        (["+optimizer.kind=SGD", "+optimizer.lr=0.1"], "there is another one in `model`"),
     ],
 )
 def test_mistakes_between_keys_are_reported_as_well(project, overrides, message):
     with pytest.raises(ConfigError, match=message):
         experiment(*overrides)
-
-
-def test_a_trainer_that_is_none_is_refused(project):
-    with pytest.raises(ConfigError, match="BaseTrainer"):
-        experiment("trainer.kind=mine.Net")
 
 
 # Afterwards
@@ -79,12 +52,6 @@ def test_evaluation_callbacks_run_once_on_a_finished_run(project):
     assert set(measured) == {"test_loss", "test_mse", "test_mae"}
     assert measured == run.evaluate()
     assert measured["test_loss"] == later.evaluate("test")["loss"]
-
-
-def test_without_evaluation_callbacks_every_other_data_set_is_evaluated(project):
-    run = experiment("trainer.callbacks=[]", "trainer.max_updates=2")
-    run.train()
-    assert set(run.evaluate()) == {"test_loss", "test_mse", "test_mae"}
 
 
 def test_the_best_model_of_a_run_can_be_evaluated(project):
@@ -109,16 +76,6 @@ def test_predictions_come_batch_by_batch(project):
     assert torch.equal(torch.cat(outputs), run.trainer.predict("test"))
 
 
-def test_evaluating_before_training_says_what_to_do(project):
-    with pytest.raises(ConfigurationError, match="call `train` first"):
-        experiment().evaluate()
-
-
-def test_a_folder_that_is_no_run_is_refused(project):
-    with pytest.raises(ConfigurationError, match="is not a run directory"):
-        Experiment.from_run(project)
-
-
 # What a run file can say
 
 
@@ -130,12 +87,6 @@ def test_an_optimizer_has_options_for_parts_of_the_model(project):
     run.build()
     found = {(group["lr"], group["weight_decay"]) for group in run.trainer.optimizer.param_groups}
     assert found == {(0.005, 0.1), (0.005, 0.0), (0.01, 0.1), (0.01, 0.0)}
-
-
-def test_without_an_optimizer_there_is_adamw(project):
-    run = experiment("~model.optimizer")
-    run.build()
-    assert type(run.trainer.optimizer) is torch.optim.AdamW
 
 
 @pytest.mark.parametrize("where", ["model.scheduler", "scheduler"])

@@ -42,13 +42,6 @@ def test_a_run_directory_says_what_ran(project):
     assert "the limit is reached" in (run.run / "log.txt").read_text()
 
 
-def test_without_an_output_path_runs_are_filed_by_name_and_id(project):
-    run = experiment("~output_path", "trainer.max_updates=2")
-    run.train()
-    manifest = RunManifest.read(run.run / "run.json")
-    assert run.run == project / "runs" / "run" / manifest.id
-
-
 def test_the_resolved_config_is_a_config_that_runs(project):
     first = experiment("trainer.max_updates=5", "model.width=9", "~output_path")
     first.train()
@@ -59,14 +52,6 @@ def test_the_resolved_config_is_a_config_that_runs(project):
     assert_same_model(again.trainer.model, first.trainer.model)
     written = yaml.safe_load((first.run / "config.yaml").read_text())
     assert (written["model"]["width"], written["trainer"]["max_updates"]) == (9, 5)
-
-
-def test_the_code_of_a_run_is_kept_with_it(project):
-    first = experiment("trainer.max_updates=2")
-    first.train()
-    (project / "mine.py").write_text("raise RuntimeError('gone')")
-    metrics = Experiment.from_run(first.run, progress="silent").evaluate("test")
-    assert metrics == first.evaluate("test")
 
 
 def test_a_file_of_the_user_s_is_not_written_over_by_a_module(project):
@@ -94,22 +79,6 @@ def test_a_second_run_never_overwrites_a_first(project):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_finished_run_is_not_trained_again(project):
-    first = experiment("trainer.max_updates=3")
-    first.train()
-    again = experiment("trainer.max_updates=3")
-    history = again.train()
-    assert again.run == first.run
-    assert history.epochs == first.trainer.history.epochs
-
-
-def test_a_finished_run_without_an_output_path_is_followed_by_another(project):
-    runs = [experiment("~output_path", "trainer.max_updates=2") for _ in range(2)]
-    for run in runs:
-        run.train()
-    assert runs[0].run != runs[1].run
-
-
 @pytest.mark.parametrize("place", [["~output_path"], []])
 def test_an_unfinished_run_is_continued_exactly(project, place):
     straight = experiment("output_path=straight")
@@ -126,26 +95,6 @@ def test_an_unfinished_run_is_continued_exactly(project, place):
     assert rows(resumed.run) == rows(straight.run)
 
 
-def test_a_run_of_another_config_is_not_continued(project):
-    killed = experiment("~output_path")
-    killed.build()
-    killed.trainer.engine.add_callback(KillAt(9))
-    with pytest.raises(Killed):
-        killed.train()
-    other = experiment("~output_path", "model.width=8", "trainer.max_updates=2")
-    other.train()
-    assert other.run != killed.run
-
-
-def test_a_longer_limit_and_other_tags_leave_it_the_same_run(project):
-    first = experiment("trainer.max_updates=3")
-    first.train()
-    longer = experiment("trainer.max_updates=6", "tags=[long]")
-    longer.train()
-    assert longer.run == first.run
-    assert longer.trainer.progress.update == 6
-
-
 def test_a_run_goes_on_from_another_runs_checkpoint_in_a_directory_of_its_own(project):
     first = experiment("trainer.max_updates=9")
     first.train()
@@ -154,11 +103,6 @@ def test_a_run_goes_on_from_another_runs_checkpoint_in_a_directory_of_its_own(pr
     second.train(resume=point)
     assert second.run == project / "second"
     assert_same_model(second.trainer.model, train_by_hand(12))
-
-
-def test_resuming_from_nowhere_is_an_error(project):
-    with pytest.raises(ConfigurationError, match="does not exist"):
-        experiment("resume=nowhere").train()
 
 
 def test_other_data_in_a_continued_run_is_refused_and_other_code_is_mentioned(project, capsys):
@@ -202,16 +146,6 @@ def test_uncommitted_changes_are_kept_with_the_run(project, monkeypatch):
     diff = (run.run / "code.diff").read_text()
     assert "+# changed" in diff
     assert "# not under version control: new.txt" in diff
-
-
-def test_a_failed_run_says_so_in_manifest_and_log(project):
-    run = experiment("trainer.target_properties=[absent]")
-    with pytest.raises(ValueError, match="absent"):
-        run.train()
-    assert RunManifest.read(run.run / "run.json").state == "failed"
-    log = (run.run / "log.txt").read_text()
-    assert "Traceback" in log
-    assert "absent" in log
 
 
 def test_a_run_that_failed_before_its_first_step_says_so_too(project):

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from loopwright.cli import main
-from loopwright.config import ConfigError, expand_sweep, json_schema, load_config
+from loopwright.config import json_schema, load_config
 from loopwright.data.order import permutation
 from loopwright.data.random import seed_everything
-from loopwright.interfaces.configured import BaseTrainerConfig, Experiment
+from loopwright.interfaces.configured import Experiment
 from loopwright.interfaces.configured.experiment import schema
 
 from ...config.json_check import is_valid
@@ -103,11 +103,6 @@ def test_an_override_reaches_the_optimizer_of_one_model(project):
     assert run.trainer.optimizers["discriminator"].param_groups[0]["lr"] == 0.1
 
 
-def test_check_finds_no_mistakes_in_it(project, capsys):
-    assert main(["check", "run.yaml"]) == 0
-    assert "No mistakes found" in capsys.readouterr().out
-
-
 def test_check_says_what_is_not_evaluated_and_predicted(project, capsys):
     (project / "run.yaml").write_text(
         RUN.replace("mine.Gan", "mine.Bare").partition(",\n          callbacks")[0] + "}\n"
@@ -117,18 +112,6 @@ def test_check_says_what_is_not_evaluated_and_predicted(project, capsys):
     assert "No mistakes found" in out
     assert "override `eval_step(self, batch, model)`" in " ".join(out.split())
     assert "prediction on" not in out
-
-
-def test_a_sweep_varies_the_optimizer_of_one_model(project):
-    variants = list(expand_sweep("run.yaml", ["model.generator.optimizer.lr=0.1,0.01"]))
-    runs = [Experiment.from_config(variant.config, progress="silent") for variant in variants]
-    for run in runs:
-        run.build()
-    rates = [
-        [run.trainer.optimizers[name].param_groups[0]["lr"] for name in run.trainer.models]
-        for run in runs
-    ]
-    assert rates == [[0.1, 0.1], [0.01, 0.1]]
 
 
 def test_one_optimizer_may_be_for_all_and_one_model_may_go_without(project):
@@ -167,40 +150,3 @@ def test_the_json_schema_accepts_one_model_and_several(project):
     assert not is_valid(config.tree | {"model": models | {"generator": misspelt}}, written, written)
     assert not is_valid(config.tree | {"model": {"a": models}}, written, written)
     assert not is_valid(config.tree | {"model": {}}, written, written)
-
-
-MISTAKES = {
-    "model.generator.widht=3": ("model.generator.widht", "did you mean width?"),
-    "model.generator.kind=mine.Generatr": ("model.generator.kind", "did you mean Generator?"),
-    "model.generator.optimizer.kind=Adamm": (
-        "model.generator.optimizer.kind",
-        "did you mean Adam or RAdam or NAdam?",
-    ),
-}
-
-
-@pytest.mark.parametrize(("override", "said"), MISTAKES.items(), ids=list(MISTAKES))
-def test_mistakes_in_one_of_several_models_are_found_with_their_keys(project, override, said):
-    with pytest.raises(ConfigError) as caught:
-        experiment(f"++{override}")
-    (problem,) = caught.value.problems
-    assert problem.key == said[0]
-    assert said[1] in problem.message
-
-
-def test_from_python_models_and_optimizers_are_dicts():
-    seed_everything(0)
-    models = {"generator": gan.Generator(6), "discriminator": gan.Discriminator()}
-    trainer = gan.Gan(
-        BaseTrainerConfig(max_updates=4, effective_batch_size=8),
-        model=models,
-        datasets={"train": gan.Pairs()},
-        optimizer={
-            "generator": lambda params: torch.optim.Adam(params, lr=0.01),
-            "discriminator": lambda params: torch.optim.SGD(params, lr=0.1),
-        },
-        progress="silent",
-    )
-    assert trainer.model == models
-    trainer.train()
-    assert_same_model(trainer.models["generator"], by_hand(4)[0])

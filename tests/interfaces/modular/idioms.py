@@ -56,6 +56,12 @@ class OwnBackward(Idiom):
         return loss.item()
 
 
+class OwnBackwardGivenStep(Idiom):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.loss(batch).backward()
+        self.step(self.optimizer)
+
+
 class Returning(Idiom):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.loss(batch)

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from loopwright.interfaces.modular import Callback
-
 from ...loops import build_net
 from ...mistakes import raises
 from .programs import Config, MyTrainer, assert_same, build_data, by_hand
@@ -71,16 +69,3 @@ def test_loaders_may_be_assigned_before_training() -> None:
     assert (len(trainer.train_loader), len(trainer.val_loader)) == (3, 2)
     trainer.fit()
     assert trainer.global_step == 3
-
-
-def test_a_callback_ends_training_after_the_update() -> None:
-    class Enough(Callback):
-        def on_train_batch_end(
-            self, trainer: Any, outputs: Any, batch: Any, batch_idx: int
-        ) -> None:
-            if batch_idx == 1:
-                trainer.stop("two batches are enough")
-
-    trainer = MyTrainer(Config(n_epochs=3, callbacks=[Enough()]))
-    trainer.fit()
-    assert trainer.global_step == 2

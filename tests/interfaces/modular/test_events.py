@@ -9,7 +9,6 @@ import torch
 from torchmetrics.classification import MulticlassAccuracy
 
 from loopwright.callbacks import EarlyStopping
-from loopwright.errors import ConfigurationError
 from loopwright.interfaces.modular import Callback
 
 from .programs import Config, MyTrainer, Noting, OwnLoop
@@ -54,14 +53,6 @@ def test_events_come_in_order(kind: type[MyTrainer]) -> None:
     ]
 
 
-def test_every_phase_has_a_start_and_an_end() -> None:
-    names = {name for name in vars(Callback) if name.startswith("on_")} - {"on_exception"}
-    starts = {name.removesuffix("_start") for name in names if name.endswith("_start")}
-    ends = {name.removesuffix("_end") for name in names if name.endswith("_end")}
-    assert starts == ends
-    assert len(names) == len(starts) + len(ends)
-
-
 def test_batch_events_get_outputs_batch_and_its_number() -> None:
     seen: list[tuple[int, int, float]] = []
 
@@ -104,32 +95,6 @@ def test_the_trainers_own_hook_comes_before_the_callbacks() -> None:
 
     Own(Config(callbacks=[after])).fit()
     assert order == ["trainer", "function accuracy"]
-
-
-def test_a_hook_with_other_arguments_is_refused_at_registration() -> None:
-    class Wrong(Callback):
-        def on_train_batch_end(self, trainer: Any, outputs: Any) -> None: ...
-
-    with pytest.raises(ConfigurationError, match=r"Wrong.on_train_batch_end does not take"):
-        MyTrainer(Config(callbacks=[Wrong()]))
-
-
-def test_a_misspelt_hook_is_refused_at_registration() -> None:
-    class Misspelt(Callback):
-        def on_train_batch_ends(self, trainer: Any) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="did you mean on_train_batch_end"):
-        MyTrainer(Config(callbacks=[Misspelt]))
-
-
-def test_an_exception_in_a_callback_names_it() -> None:
-    class Failing(Callback):
-        def on_update_end(self, trainer: Any) -> None:
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no") as caught:
-        MyTrainer(Config(callbacks=[Failing])).fit()
-    assert "raised in Failing.on_update_end" in caught.value.__notes__
 
 
 def test_the_cores_callbacks_work_too() -> None:

@@ -33,7 +33,7 @@ from loopwright.data.random import seed_everything
 from loopwright.interfaces.modular import Callback, DreamTrainerConfig
 
 from ...forked import call_forked
-from .programs import KillAt, Killed, assert_same, build_data, windows
+from .programs import assert_same, build_data, windows
 
 FOLDER = Path(__file__).parent.parent.parent.parent / "examples" / "modular"
 CLIP = 0.5
@@ -218,18 +218,6 @@ def test_reinforcement_with_many_forward_passes_is_that_of_a_loop_by_hand() -> N
     assert_same(trainer.critic, critic)
 
 
-def test_reinforcement_is_resumed_exactly(tmp_path: Path) -> None:
-    whole = reinforce()
-    whole.fit()
-    with pytest.raises(Killed):
-        reinforce(tmp_path, KillAt(5)).fit()
-    again = reinforce(tmp_path)
-    again.fit()
-    assert_same(again.actor, whole.actor)
-    assert_same(again.critic, whole.critic)
-    assert again.history.to_dict() == whole.history.to_dict()
-
-
 # Distillation
 
 
@@ -293,20 +281,6 @@ def test_distillation_with_a_frozen_teacher_and_ema_is_that_of_a_loop_by_hand() 
     )
     assert_same(trainer.teacher, build_nets()[1])
     assert not trainer.teacher.training
-
-
-def test_distillation_is_resumed_exactly(tmp_path: Path) -> None:
-    emas = [EMA(0.9, model="student") for _ in range(3)]
-    whole = distillation(emas[0])
-    whole.fit()
-    with pytest.raises(Killed):
-        distillation(emas[1], tmp_path, KillAt(4)).fit()
-    again = distillation(emas[2], tmp_path)
-    again.fit()
-    assert_same(again.student, whole.student)
-    assert again.history.to_dict() == whole.history.to_dict()
-    for name, value in emas[0].state["student"].items():
-        assert torch.equal(emas[2].state["student"][name], value)
 
 
 @pytest.mark.parametrize(

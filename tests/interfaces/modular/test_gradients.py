@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.data.random import seed_everything
-from loopwright.errors import ConfigurationError, NonFiniteLossError
+from loopwright.errors import ConfigurationError
 from loopwright.interfaces.modular import DreamTrainer
 
-from .programs import Config, MyTrainer, assert_same, build_data, windows
+from .programs import Config, assert_same, build_data, windows
 
 
 def build_pair() -> tuple[nn.Module, nn.Module]:
@@ -181,40 +181,6 @@ def test_one_backward_pass_in_half_precision_serves_optimizers_that_scale_differ
         assert not torch.equal(old, new)
 
 
-def test_one_loss_may_be_stepped_by_two_optimizers_after_it() -> None:
-    class Joint(Stepping):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            fake = self.fake(batch[0])
-            self.backward(self.g_loss(fake))
-            self.step(self.g_optimizer)
-            self.step(self.d_optimizer)
-
-    class Left(Stepping):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.backward(self.g_loss(self.fake(batch[0])))
-
-    stepped, left = Joint(Config()), Left(Config())
-    stepped.fit()
-    left.fit()
-    assert_same(stepped.generator, left.generator)
-    assert_same(stepped.discriminator, left.discriminator)
-
-
-def test_an_optimizer_without_gradients_is_not_stepped() -> None:
-    class OnlyDiscriminator(Stepping):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.backward(self.d_loss(batch[0], self.fake(batch[0])))
-
-    trainer = OnlyDiscriminator(Config())
-    trainer.fit()
-    assert {
-        name: update.num_updates for name, update in trainer._core.run.updates.by_name.items()
-    } == {
-        "g_optimizer": 0,
-        "d_optimizer": 5,
-    }
-
-
 def test_a_turn_taken_in_the_middle_of_a_window_is_stepped_at_its_end() -> None:
     class Seldom(Stepping):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -286,11 +252,6 @@ def spoilt(loss: Callable[[Pair, Tensor], Tensor], **config: Any) -> Pair:
     return trainer
 
 
-def test_a_loss_that_is_not_finite_ends_training() -> None:
-    with pytest.raises(NonFiniteLossError, match="in update 2"):
-        spoilt(lambda trainer, fake: trainer.g_loss(fake))
-
-
 def test_a_window_with_a_loss_that_is_not_finite_can_be_skipped_for_all_optimizers() -> None:
     guard = NonFiniteGuard("skip")
     trainer = spoilt(
@@ -303,21 +264,6 @@ def test_a_window_with_a_loss_that_is_not_finite_can_be_skipped_for_all_optimize
         guard.num_skipped,
     ) == (2, 2, 1)
     assert all(param.isfinite().all() for param in trainer.generator.parameters())
-
-
-def test_a_step_that_does_not_fit_into_memory_is_taken_in_pieces() -> None:
-    class Small(MyTrainer):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if len(batch[0]) > 5:
-                raise torch.OutOfMemoryError
-            return super().training_step(batch, batch_idx)
-
-    trainer, usual = Small(Config(), nn.Linear(6, 3)), MyTrainer(Config(), nn.Linear(6, 3))
-    usual.model.load_state_dict(trainer.model.state_dict())
-    trainer.fit()
-    usual.fit()
-    torch.testing.assert_close(trainer.model.weight, usual.model.weight)
-    assert (trainer.global_step, trainer._core.run.num_micro_batches) == (5, 2)
 
 
 class TwiceEach(Pair):

@@ -12,10 +12,9 @@ import torch
 from loopwright import ConfigurationError
 from loopwright.callbacks import EMA
 from loopwright.interfaces.modular import Callback
-from loopwright.run import RunView, choose
 
 from ...loops import build_net
-from .programs import Config, MyTrainer, assert_same, by_hand
+from .programs import Config, MyTrainer, assert_same
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -94,13 +93,6 @@ def test_a_monitor_whose_name_says_nothing_is_asked_about_before_the_first_step(
     assert trainer.global_step == 0
 
 
-def test_monitor_mode_says_it_and_reaches_the_reports(tmp_path: Path) -> None:
-    Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo", monitor_mode="min")).fit()
-    best = choose(tmp_path)
-    assert best is not None
-    assert (best.metric, RunView(tmp_path).best("val_foo").value) == (("val_foo", 1.0), 1.0)
-
-
 def test_a_scheduler_made_in_configure_optimizers_is_stepped() -> None:
     class Scheduled(MyTrainer):
         def configure_optimizers(self) -> None:
@@ -141,18 +133,6 @@ def test_seed_zero_is_a_seed() -> None:
     assert not torch.equal(first.model[1].weight, other.model[1].weight)
 
 
-def test_models_made_in_init_follow_the_seed_too() -> None:
-    class Making(MyTrainer):
-        def __init__(self, config: Config) -> None:
-            super().__init__(config, torch.nn.Linear(1, 1))
-            self.model = torch.nn.Linear(6, 3)
-
-    torch.manual_seed(1)
-    first = Making(Config())
-    torch.manual_seed(2)
-    assert_same(first.model, Making(Config()).model)
-
-
 def test_the_reported_loss_is_not_divided_by_the_accumulation() -> None:
     class Still(MyTrainer):
         def configure_optimizers(self) -> None:
@@ -164,10 +144,3 @@ def test_the_reported_loss_is_not_divided_by_the_accumulation() -> None:
         for width in (1, 2, 5)
     ]
     assert losses == [losses[0]] * 3
-
-
-def test_a_second_fit_has_nothing_left_to_do() -> None:
-    trainer = MyTrainer(Config(n_epochs=2), build_net())
-    trainer.fit()
-    trainer.fit()
-    assert_same(trainer.model, by_hand(build_net(), epochs=2))

@@ -25,14 +25,6 @@ def test_a_validation_loop_of_ones_own_is_averaged_over_samples() -> None:
     assert own.model.training
 
 
-def test_what_a_validation_loop_returns_is_logged() -> None:
-    class Returning(MyTrainer):
-        def validation_loop(self) -> dict[str, float]:
-            return {"score": -float(self.current_epoch)}
-
-    assert Returning(Config(n_epochs=2)).fit()["val_score"] == [0.0, -1.0]
-
-
 def test_a_loop_may_leave_an_epoch_early() -> None:
     class Short(OwnLoop):
         def training_loop(self) -> None:
@@ -48,18 +40,6 @@ def test_a_loop_may_leave_an_epoch_early() -> None:
     assert (trainer.current_epoch, trainer.global_step, trainer._core.progress.step) == (2, 2, 6)
     assert len(history["val_loss"]) == 2
     assert all(param.grad is None for param in trainer.model.parameters())
-
-
-def test_a_loop_may_end_before_all_epochs() -> None:
-    class Few(OwnLoop):
-        def training_loop(self) -> None:
-            for batch_idx, batch in enumerate(self.train_loader):
-                self.training_step(batch, batch_idx)
-
-    trainer = Few(Config(n_epochs=5))
-    history = trainer.fit()
-    assert (trainer.current_epoch, trainer.global_step) == (1, 5)
-    assert history["loss"][0] > 0  # nothing was logged, so what the step returned was
 
 
 def test_a_loop_that_goes_on_is_left_at_the_limit() -> None:
@@ -91,19 +71,6 @@ def test_a_scheduler_that_the_loop_steps_is_not_stepped_again() -> None:
     trainer = Stepping(Config(n_epochs=2))
     trainer.fit()
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 / 4)
-
-
-def test_a_loop_without_a_training_step_uses_backward_itself() -> None:
-    class Direct(OwnLoop):
-        def training_loop(self) -> None:
-            for _ in range(self.config.n_epochs):
-                for inputs, targets in self.train_loader:
-                    self.backward(self.criterion(self.model(inputs), targets))
-
-    trainer, usual = Direct(Config(), build_net()), MyTrainer(Config(), build_net())
-    trainer.fit()
-    usual.fit()
-    assert_same(trainer.model, usual.model)
 
 
 def test_super_training_loop_is_the_usual_one() -> None:

@@ -10,20 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright.callbacks import NonFiniteGuard
-from loopwright.errors import NonFiniteLossError
-from loopwright.training.own_steps import OwnSteps
-from loopwright.training.update import OptimizerUpdate, Window
-
 from ...loops import build_net
 from . import idioms
 from .idioms import CLIP, Idiom, accumulated_by_hand, fit, scheduled_by_hand
-from .programs import Config, KillAt, Killed, MyTrainer, assert_same, by_hand
+from .programs import Config, KillAt, Killed, assert_same, by_hand
 
 PLAIN = [
     idioms.OwnStep,
     idioms.OwnStepWithoutZeroing,
     idioms.OwnBackward,
+    idioms.OwnBackwardGivenStep,
     idioms.Returning,
     idioms.ReturningNamed,
     idioms.Closure,
@@ -106,49 +102,6 @@ def test_a_step_called_by_hand_is_one_step(kind: type[Idiom]) -> None:
     assert [update.num_updates for update in trainer._core.run.updates.by_name.values()] == [1]
 
 
-def test_a_step_taken_where_nothing_is_accumulated_any_more_is_that_of_the_window() -> None:
-    class Asking(Idiom):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.backward(self.loss(batch))
-            if not self.is_accumulating_gradients:
-                self.step(self.optimizer)
-
-    assert_same(
-        fit(Asking, gradient_accumulation_steps=2).model,
-        by_hand(build_net(), epochs=2, accumulate=2),
-    )
-
-
-def test_a_step_by_hand_is_not_taken_with_gradients_of_a_loss_that_is_not_finite() -> None:
-    class Nan(Idiom):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.optimizer.zero_grad()
-            self.backward(self.loss(batch) * (float("nan") if batch_idx == 1 else 1.0))
-            self.optimizer.step()
-
-    skipped = Nan(Config(callbacks=[NonFiniteGuard("skip")]), build_net())
-    skipped.fit()
-    assert all(param.isfinite().all() for param in skipped.model.parameters())
-    with pytest.raises(NonFiniteLossError):
-        Nan(Config(), build_net()).fit()
-
-
-def test_what_a_device_noted_is_read_before_a_step_by_hand() -> None:
-    """On an accelerator a fused optimizer leaves out its own steps; one of the user's must not slip
-    through."""
-    weight = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.AdamW([weight], fused=True)
-    guard = NonFiniteGuard("skip")
-    guard._trainer = MyTrainer(Config())._core
-    update = OptimizerUpdate("optimizer", optimizer, guard=guard, reads_are_free=False)
-    update.refresh([weight])
-    update.backward((weight * float("nan")).sum(), Window())
-    own_steps = OwnSteps(guard._trainer.run)
-    own_steps.partial.add("optimizer")
-    assert not own_steps._complete(update)
-    assert (weight.grad, guard.num_skipped) == (None, 1)
-
-
 def test_accumulation_by_hand_may_return_its_loss_which_is_then_only_reported() -> None:
     class Reporting(idioms.OwnAccumulation):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -190,11 +143,3 @@ def test_a_window_that_does_not_fit_into_memory_is_taken_again_in_pieces(kind: t
         trainer.fit()
     assert trainers[0]._core.run.num_micro_batches == 2
     torch.testing.assert_close(trainers[0].model.weight, trainers[1].model.weight)
-
-
-def test_an_optimizer_may_be_used_by_hand_after_training() -> None:
-    trainer = fit(idioms.OwnStep)
-    before = trainer.model[0].weight.clone() if isinstance(trainer.model, nn.Sequential) else None
-    nn.functional.cross_entropy(trainer.model(torch.ones(2, 6)), torch.tensor([0, 1])).backward()
-    trainer.optimizer.step()
-    assert before is None or not torch.equal(trainer.model[0].weight, before)

@@ -152,18 +152,6 @@ def test_two_processes_give_the_weights_and_metrics_of_one(options: dict[str, An
         assert_same(ours, alone)
 
 
-def freeze_often(rank: int) -> float:
-    options = {"strategy": "fsdp", "gradient_accumulation_steps": 1, "n_epochs": 30}
-    return fit(DoubleFreezing, **options)["weights"][0].flatten()[0].item()
-
-
-def test_a_long_run_that_freezes_a_network_in_every_step_does_not_mix_up_its_messages() -> None:
-    """Lists of parameters are made anew in every step, and one may have the address of an earlier
-    one."""
-    first, second = run_ranks(freeze_often, 2)
-    assert first == second
-
-
 def dropping(rank: int) -> str:
     watchdog.GRACE_SECONDS = 60.0  # both raise, one maybe long after the other
     with pytest.raises(ConfigurationError) as caught:

@@ -14,128 +14,90 @@ from . import idioms
 from .idioms import Idiom, fit
 from .programs import Config, MyTrainer
 
-
-class Mixed(Idiom):
-    """Means to step after every second batch."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.backward(self.loss(batch) / 2)
-        if batch_idx % 2:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+# Bodies of `training_step`
 
 
-class Twice(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.backward(self.loss(batch))
-        self.step(self.optimizer)
+def second_only(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.backward(self.loss(batch) / 2)
+    if batch_idx % 2:
         self.optimizer.step()
 
 
-class LoopSteps(Idiom):
-    """The step is the trainer's, and the loop steps again."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.backward(self.loss(batch))
-
-    def training_loop(self) -> None:
-        for batch_idx, batch in enumerate(self.train_loader):
-            self.training_step(batch, batch_idx)
-            self.optimizer.step()
+def both_steps(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.backward(self.loss(batch))
+    self.step(self.optimizer)
+    self.optimizer.step()
 
 
-class Zeroing(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.optimizer.zero_grad()
-        self.backward(self.loss(batch))
+def backward_alone(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.backward(self.loss(batch))
 
 
-class ZeroingInPlace(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.optimizer.zero_grad(set_to_none=False)
-        self.backward(self.loss(batch))
+def zeroing(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.optimizer.zero_grad()
+    self.backward(self.loss(batch))
 
 
-class ZeroingLate(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.backward(self.loss(batch))
-        self.model.zero_grad()
+def zeroing_in_place(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.optimizer.zero_grad(set_to_none=False)
+    self.backward(self.loss(batch))
 
 
-class NoStep(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        loss.backward()
-        return loss.detach()
+def zeroing_late(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.backward(self.loss(batch))
+    self.model.zero_grad()
 
 
-class RawThenStep(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.loss(batch).backward()
-        self.step(self.optimizer)
+def raw_backward(self: Any, batch: Any, batch_idx: int) -> Any:
+    loss = self.loss(batch)
+    loss.backward(retain_graph=True)
+    return {"loss": loss}
 
 
-class BackwardAndReturn(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        loss.backward()
-        return {"loss": loss}
-
-
-class BackwardRetained(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
+def raw_later(self: Any, batch: Any, batch_idx: int) -> Any:
+    loss = self.loss(batch)
+    if batch_idx > 1:
         loss.backward(retain_graph=True)
-        return {"loss": loss}
+    return {"loss": loss}
 
 
-class LaterBackward(Idiom):
-    """Returns a loss to be trained, and later calls backward itself as well."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        if batch_idx > 1:
-            loss.backward(retain_graph=True)
-        return {"loss": loss}
+def both_backwards(self: Any, batch: Any, batch_idx: int) -> Any:
+    loss = self.loss(batch)
+    loss.backward() if batch_idx == 0 else self.backward(loss)
+    return {"loss": loss}
 
 
-class BothBackwards(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        loss.backward() if batch_idx == 0 else self.backward(loss)
-        return {"loss": loss}
+def detached(self: Any, batch: Any, batch_idx: int) -> Any:
+    return {"loss": self.loss(batch).detach()}
 
 
-class Detached(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return {"loss": self.loss(batch).detach()}
+def other_name(self: Any, batch: Any, batch_idx: int) -> Any:
+    return {"total": self.loss(batch)}
 
 
-class OtherName(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return {"total": self.loss(batch)}
+def sometimes_returning(self: Any, batch: Any, batch_idx: int) -> Any:
+    loss = self.loss(batch)
+    if batch_idx > 1:
+        self.backward(loss)
+    return loss
 
 
-class SometimesReturning(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        if batch_idx > 1:
-            self.backward(loss)
-        return loss
+def of(step: Any, **methods: Any) -> type[Idiom]:
+    return type("Mine", (Idiom,), {"training_step": step, **methods})
 
 
-class EmptyLoop(Idiom):
-    def training_loop(self) -> None:
-        for _ in range(self.config.n_epochs):
-            pass
+# Loops, validations and schedulers
 
 
-class OwnData(Idiom):
-    """Iterates a loader that is not the trainer's."""
+def stepping_again(self: Any) -> None:
+    for batch_idx, batch in enumerate(self.train_loader):
+        self.training_step(batch, batch_idx)
+        self.optimizer.step()
 
-    def training_loop(self) -> None:
-        for batch in self.configure_dataloaders()[0]:
-            self.backward(self.loss(batch))
+
+def other_data(self: Any) -> None:
+    for batch in self.configure_dataloaders()[0]:
+        self.backward(self.loss(batch))
 
 
 class InValidation(MyTrainer):
@@ -146,8 +108,7 @@ class InValidation(MyTrainer):
 
 
 class SchedulerTwice(idioms.Scheduled):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.backward(self.loss(batch))
+    training_step = backward_alone
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.scheduler.step()
@@ -161,47 +122,35 @@ class EpochSchedulerTwice(MyTrainer):
         self.scheduler.step()
 
 
-ACCUMULATING: dict[str, Any] = {"gradient_accumulation_steps": 2}
+WINDOW: dict[str, Any] = {"gradient_accumulation_steps": 2}
 FP16: dict[str, Any] = {"precision": "fp16"}
 REFUSED: dict[str, tuple[type[MyTrainer], dict[str, Any], str]] = {
-    "optimizer.step() after every second self.backward": (Mixed, {}, "two-ways-to-step"),
-    "self.step(optimizer), then optimizer.step()": (Twice, {}, "two-ways-to-step"),
-    "training_loop steps again what training_step has": (LoopSteps, {}, "two-ways-to-step"),
-    "optimizer.step() in a window": (idioms.OwnStep, ACCUMULATING, "step-in-window"),
-    "loss.backward(); optimizer.step() in a window": (
-        idioms.OwnBackward,
-        ACCUMULATING,
-        "step-in-window",
-    ),
+    "optimizer.step() after every second self.backward": (of(second_only), {}, "two-ways-to-step"),
+    "self.step(optimizer), then optimizer.step()": (of(both_steps), {}, "two-ways-to-step"),
+    "training_loop steps again what training_step has": (
+        of(backward_alone, training_loop=stepping_again), {}, "two-ways-to-step"),
+    "optimizer.step() in a window": (idioms.OwnStep, WINDOW, "step-in-window"),
     "loss.backward(); optimizer.step() in fp16": (idioms.OwnBackward, FP16, "step-without-scaling"),
-    "clip_grad_norm_ in a window": (idioms.ClippingAlone, ACCUMULATING, "gradients-changed"),
+    "clip_grad_norm_ in a window": (idioms.ClippingAlone, WINDOW, "gradients-changed"),
     "clip_grad_norm_ in fp16": (idioms.ClippingAlone, FP16, "gradients-changed"),
-    "zero_grad() before each backward of a window": (Zeroing, ACCUMULATING, "gradients-gone"),
-    "zero_grad(set_to_none=False) in a window": (ZeroingInPlace, ACCUMULATING, "gradients-changed"),
-    "zero_grad() after self.backward(loss)": (ZeroingLate, {}, "gradients-gone"),
-    "loss.backward() and nothing else": (NoStep, {}, "modular-trained-nothing"),
-    "loss.backward(), and the loss returned": (BackwardAndReturn, {}, "modular-trained-nothing"),
-    "loss.backward(retain_graph=True), and the loss returned": (
-        BackwardRetained,
-        {},
-        "modular-trained-nothing",
-    ),
-    "loss.backward() in some, returned in others": (LaterBackward, {}, "trains-in-two-ways"),
-    "loss.backward() in some, self.backward in others": (BothBackwards, {}, "gradients-mixed"),
-    "loss.backward(), then self.step(optimizer)": (RawThenStep, {}, "step-without-backward"),
-    "a detached loss returned": (Detached, {}, "modular-trained-nothing"),
-    "a loss returned under another name": (OtherName, {}, "loss-not-trained"),
-    "returned by some, backward in others": (SometimesReturning, {}, "trains-in-two-ways"),
-    "a training_loop without batches": (EmptyLoop, {}, "loop-trained-nothing"),
-    "backward in a loop over another loader": (OwnData, {}, "backward-outside-batch"),
+    "zero_grad() before each backward of a window": (of(zeroing), WINDOW, "gradients-gone"),
+    "zero_grad(set_to_none=False) in a window": (of(zeroing_in_place), WINDOW, "gradients-changed"),
+    "zero_grad() after self.backward(loss)": (of(zeroing_late), {}, "gradients-gone"),
+    "loss.backward(), and the loss returned": (of(raw_backward), {}, "modular-trained-nothing"),
+    "loss.backward() in some, returned in others": (of(raw_later), {}, "two-ways-to-step"),
+    "loss.backward() in some, self.backward in others": (of(both_backwards), {}, "gradients-mixed"),
+    "a detached loss returned": (of(detached), {}, "modular-trained-nothing"),
+    "a loss returned under another name": (of(other_name), {}, "loss-not-trained"),
+    "returned by some, backward in others": (of(sometimes_returning), {}, "two-ways-to-step"),
+    "a training_loop without batches": (
+        of(backward_alone, training_loop=lambda self: None), {}, "loop-trained-nothing"),
+    "backward in a loop over another loader": (
+        of(backward_alone, training_loop=other_data), {}, "backward-outside-batch"),
     "optimizer.step() in validation_step": (InValidation, {}, "update-in-evaluation"),
-    "a scheduler stepped in a callback, too": (SchedulerTwice, {}, "scheduler-stepped-again"),
+    "a scheduler stepped in a callback, too": (SchedulerTwice, {}, "scheduler-stepped-twice"),
     "a scheduler of epochs stepped in on_epoch_end, too": (
-        EpochSchedulerTwice,
-        {},
-        "scheduler-stepped-again",
-    ),
-}
+        EpochSchedulerTwice, {}, "scheduler-stepped-twice"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "options", "code"), REFUSED.values(), ids=list(REFUSED))

@@ -65,25 +65,6 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path, killed_at: int) -> None:
         assert torch.equal(ema.state["model"][name], value)
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
-    first = build(tmp_path)[0]
-    first.fit()
-    again = build(tmp_path)[0]
-    assert again.fit().to_dict() == first.history.to_dict()
-    assert_same(again.model, first.model)
-
-
-def test_more_epochs_go_on_from_a_finished_run(tmp_path: Path) -> None:
-    MyTrainer(Config(n_epochs=1, run_dir=tmp_path), build_net()).fit()
-    more, whole = (
-        MyTrainer(Config(n_epochs=3, run_dir=tmp_path)),
-        MyTrainer(Config(n_epochs=3), build_net()),
-    )
-    more.fit()
-    whole.fit()
-    assert_same(more.model, whole.model)
-
-
 def test_save_checkpoint_inside_a_window_saves_the_whole_update(tmp_path: Path) -> None:
     class Saving(MyTrainer):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

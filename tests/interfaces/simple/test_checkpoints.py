@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import CheckpointError, ConfigurationError
+from loopwright import CheckpointError
 from loopwright.checkpoint import verify_checkpoint
 from loopwright.interfaces.simple import Trainer
 from tests.loops import assert_same_model, build_linear, build_net
@@ -96,34 +96,6 @@ def test_files_of_save_pretrained_are_part_of_the_checkpoint_but_for_its_weights
     assert json.loads((tmp_path / "here" / "sizes.json").read_text()) == [6, 3]
     (tmp_path / "here" / "sizes.json").write_text("[]")
     assert any("sizes.json" in problem for problem in verify_checkpoint(tmp_path / "here"))
-
-
-def test_save_pretrained_that_fails_is_named(tmp_path: Path) -> None:
-    class Failing(nn.Linear):
-        def save_pretrained(self, folder: Any) -> None:
-            raise OSError("no space")
-
-    with pytest.raises(OSError, match="no space") as caught:
-        Trainer(Failing(6, 3), None, None)._save_checkpoint(str(tmp_path / "here"), 0)
-    assert "save_pretrained of Failing" in caught.value.__notes__[0]
-    assert not (tmp_path / "here").exists()
-
-
-def test_file_that_the_user_put_into_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
-    trainer = Trainer(build_linear(), None, None)
-    trainer._save_checkpoint(str(tmp_path / "here"), 0)
-    (tmp_path / "here" / "config.json").write_text("{}")
-    with pytest.raises(
-        ConfigurationError, match=r"holds 'config\.json', which Loopwright did not write"
-    ):
-        trainer._save_checkpoint(str(tmp_path / "here"), 1)
-
-
-def test_missing_checkpoint_is_an_error(points: TensorDataset, tmp_path: Path) -> None:
-    trainer = Trainer(build_linear(), None, cross_entropy)
-    trainer.train(shuffled(points), 1, save_dir=tmp_path / "ck")
-    with pytest.raises(CheckpointError, match="best_model"):
-        trainer.load_checkpoint(tmp_path / "ck" / "best_model.pt")
 
 
 def test_checkpoint_of_another_optimizer_says_how_to_load_the_weights_alone(

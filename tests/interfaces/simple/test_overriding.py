@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -78,59 +77,6 @@ def test_train_step_that_adds_to_the_given_one_trains_once(points: TensorDataset
     assert set(history) == {"train_loss", "train_number", "eval_loss"}
 
 
-def test_own_train_step_still_has_its_scheduler_stepped_after_each_batch(
-    points: TensorDataset,
-) -> None:
-    model = build_net()
-    optimizer = adam(model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-    OwnStep(model, optimizer, cross_entropy, PER_BATCH, scheduler=scheduler).train(
-        shuffled(points), 2
-    )
-    assert scheduler.last_epoch == 10
-
-
-def test_own_train_step_that_steps_the_scheduler_is_not_doubled(points: TensorDataset) -> None:
-    class StepsBoth(OwnStep):
-        def train_step(self, batch: Any) -> dict[str, float]:
-            result = super().train_step(batch)
-            self.scheduler.step()
-            return result
-
-    model = build_net()
-    optimizer = adam(model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-    StepsBoth(model, optimizer, cross_entropy, PER_BATCH, scheduler=scheduler).train(
-        shuffled(points), 2
-    )
-    assert scheduler.last_epoch == 10
-
-
-def test_own_eval_step_is_averaged_over_samples(points: TensorDataset) -> None:
-    class Sizes(Trainer):
-        def eval_step(self, batch: Any) -> dict[str, float]:
-            return {"loss": 1.0, "size": len(batch[0])}
-
-    history = build_trainer(Sizes, net=build_net).train(shuffled(points), 1, in_order(points))
-    assert history["eval_loss"] == [1.0]
-    assert history["eval_size"] == [(4 * 8 * 8 + 5 * 5) / 37]
-
-
-def test_eval_step_that_adds_to_the_given_one(points: TensorDataset) -> None:
-    class Doubled(Trainer):
-        def eval_step(self, batch: Any) -> dict[str, float]:
-            loss = super().eval_step(batch)["loss"]
-            return {"loss": loss, "double": 2 * loss}
-
-    model = build_net()
-    trainer = Doubled(model, adam(model), cross_entropy)
-    history = trainer.train(shuffled(points), 1, in_order(points))
-    assert history["eval_double"][0] == pytest.approx(2 * history["eval_loss"][0])
-    assert history["eval_loss"] == [
-        Trainer(model, None, cross_entropy).evaluate(in_order(points))["loss"]
-    ]
-
-
 def test_evaluate_that_adds_to_the_given_one(points: TensorDataset) -> None:
     class Perplexity(Trainer):
         def evaluate(self, dataloader: Any) -> dict[str, float]:
@@ -176,14 +122,6 @@ def test_own_train_epoch_is_what_train_repeats(points: TensorDataset) -> None:
     history = build_trainer(OwnEpoch).train(shuffled(points), 3)
     assert history["epoch"] == [0, 1, 2]
     assert history["train_loss"][2] < history["train_loss"][0]
-
-
-def test_own_train_epoch_has_its_scheduler_stepped_after_each_epoch(points: TensorDataset) -> None:
-    model = build_linear()
-    optimizer = adam(model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    OwnEpoch(model, optimizer, cross_entropy, scheduler=scheduler).train(shuffled(points), 3)
-    assert scheduler.last_epoch == 3
 
 
 def test_train_epoch_may_pass_over_several_loaders(points: TensorDataset) -> None:

@@ -59,16 +59,6 @@ def test_other_methods_replaced_whole_leave_training_as_it_is(
     assert history["train_loss"] == [total / 37 for total in sums]
 
 
-def test_own_evaluation_measures_the_trained_model(points: TensorDataset) -> None:
-    trainer = build(OwnEvalStep)
-    right = trainer.train(loader(points), 2, loader(points))["eval_right"][-1]
-    model = train_by_hand(points, 2)[0].eval()
-    counts = [
-        (model(inputs).argmax(1) == targets).sum().item() for inputs, targets in loader(points)
-    ]
-    assert right == sum(n * count for n, count in zip((8, 8, 8, 8, 5), counts, strict=True)) / 37
-
-
 def test_train_step_that_accumulates_by_itself_is_the_loop_that_was_written(
     points: TensorDataset,
 ) -> None:
@@ -241,15 +231,6 @@ def test_own_epoch_that_was_interrupted_is_saved_and_goes_on_exactly(
     assert again.load_checkpoint(tmp_path / "checkpoint_latest")["num_epochs"] == 2
     again.train(loader(points), 2)
     assert_same(again, train_by_hand(points, 4, clip=0.1))
-
-
-def test_own_epoch_that_was_asked_to_save_does_so_at_its_end(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    trainer = build(Interrupting)
-    trainer.number = signal.SIGUSR1
-    trainer.train(loader(points), 3, save_dir=tmp_path, save_freq=10)
-    assert build(Trainer).load_checkpoint(tmp_path / "checkpoint_latest")["num_epochs"] == 2
 
 
 def test_interrupted_run_without_a_place_to_save_says_so(

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.optim.lr_scheduler import ChainedScheduler, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 from torch.utils.data import TensorDataset
 
 from loopwright.interfaces.simple import Trainer
-from tests.loops import build_net
 from tests.mistakes import raises
 
 from .methods import OwnEpoch, OwnStep, assert_same, build, loader, train_by_hand
-from .programs import adam, cross_entropy
+from .programs import cross_entropy
 
 PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
 
@@ -39,18 +38,6 @@ def test_chained_scheduler_stepped_in_an_own_epoch_is_not_stepped_again(
     trainer.scheduler = ChainedScheduler([StepLR(trainer.optimizer, 1, gamma=0.5)])
     trainer.train(loader(points), 2)
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.25)
-
-
-def test_own_epoch_that_leaves_the_scheduler_alone_has_it_stepped(points: TensorDataset) -> None:
-    class Simple(Trainer):
-        def train_epoch(
-            self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
-        ) -> dict[str, float]:
-            return {"train_loss": sum(self.train_step(batch)["loss"] for batch in train_dataloader)}
-
-    trainer = build(Simple)
-    trainer.train(loader(points), 3)
-    assert_same(trainer, train_by_hand(points, 3))
 
 
 def test_own_epoch_that_leaves_a_scheduler_of_batches_alone_has_it_follow_its_steps(
@@ -86,7 +73,7 @@ def test_loop_around_train_epoch_that_steps_the_scheduler_again_is_refused(
                 self.train_epoch(train_dataloader, epoch=epoch)
                 self.scheduler.step()
 
-    with raises("scheduler-after-epoch"):
+    with raises("scheduler-stepped-twice"):
         build(Twice).train(loader(points), 3)
 
 
@@ -100,23 +87,3 @@ def test_scheduler_moved_by_a_loaded_checkpoint_is_no_second_step(
     trainer.load_checkpoint(tmp_path / "checkpoint_epoch_1")
     trainer.train_epoch(loader(points))
     assert_same(trainer, train_by_hand(points, 2))
-
-
-def test_plateau_stepped_in_an_own_epoch_is_not_stepped_again(points: TensorDataset) -> None:
-    class Watching(Trainer):
-        def train_epoch(
-            self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
-        ) -> dict[str, float]:
-            for batch in train_dataloader:
-                self.train_step(batch)
-            self.scheduler.step(1.0)
-            return {"train_loss": 1.0}
-
-    model = build_net()
-    optimizer = adam(model)
-    trainer = Watching(
-        model, optimizer, cross_entropy, scheduler=ReduceLROnPlateau(optimizer, patience=1)
-    )
-    trainer.train(loader(points), 2)
-    assert trainer.scheduler.last_epoch == 2
-    assert optimizer.param_groups[0]["lr"] == 0.01

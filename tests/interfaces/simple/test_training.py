@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import Callback, NonFiniteLossError
+from loopwright import Callback
 from loopwright.data.random import seed_everything
 from loopwright.interfaces.simple import Trainer
 from tests.loops import (
@@ -68,17 +67,6 @@ def test_weights_and_optimizer_are_those_of_a_hand_written_loop(points: TensorDa
     assert_same_optimizer(optimizer, other)
 
 
-def test_train_loss_is_the_mean_over_samples_with_a_short_last_batch(points: TensorDataset) -> None:
-    model, by_hand = build_net(), build_net()
-    losses = train_by_hand(by_hand, adam(by_hand), points)
-    seed_everything(0)
-    history = Trainer(model, adam(model), cross_entropy).train(shuffled(points), 1)
-    total = 0.0
-    for loss, size in zip(losses, (8, 8, 8, 8, 5), strict=True):
-        total += loss * size
-    assert history["train_loss"] == [total / 37]
-
-
 def test_eval_loss_is_the_mean_over_samples_with_a_short_last_batch(points: TensorDataset) -> None:
     model = build_linear()
     total = 0.0
@@ -88,16 +76,6 @@ def test_eval_loss_is_the_mean_over_samples_with_a_short_last_batch(points: Tens
     assert Trainer(model, adam(model), cross_entropy).evaluate(in_order(points)) == {
         "loss": total / 37
     }
-
-
-def test_metrics_of_an_overridden_evaluate_are_in_the_history(points: TensorDataset) -> None:
-    trainer = build_trainer(AccuracyTrainer, loss_fn=nn.CrossEntropyLoss(), net=build_net)
-    history = trainer.train(
-        shuffled(points), 3, eval_dataloader=in_order(points), best_model_metric="eval_accuracy"
-    )
-    assert list(history) == ["train_loss", "eval_loss", "eval_accuracy"]
-    assert [len(values) for values in history.values()] == [3, 3, 3]
-    assert history["eval_accuracy"][-1] == trainer.evaluate(in_order(points))["accuracy"]
 
 
 def test_evaluation_that_leaves_eval_mode_does_not_change_training(points: TensorDataset) -> None:
@@ -167,21 +145,6 @@ def test_single_train_step_is_a_whole_update(points: TensorDataset) -> None:
     assert_same_model(model, by_hand)
 
 
-def test_single_train_step_trains_a_model_that_was_in_eval_mode(points: TensorDataset) -> None:
-    model = build_net().eval()
-    Trainer(model, adam(model), cross_entropy).train_step(points[:8])
-    assert model.training
-
-
-def test_single_train_step_with_a_loss_that_is_no_number_says_so(points: TensorDataset) -> None:
-    model = build_linear()
-    before = model.weight.clone()
-    trainer = Trainer(model, adam(model), lambda outputs, targets: outputs.sum() * math.nan)
-    with pytest.raises(NonFiniteLossError, match="step was not taken"):
-        trainer.train_step(points[:8])
-    assert torch.equal(model.weight, before)
-
-
 def test_single_eval_step_changes_neither_weights_nor_mode(points: TensorDataset) -> None:
     model = build_net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -243,20 +206,6 @@ def test_training_leaves_the_users_random_numbers_alone(points: TensorDataset) -
     torch.manual_seed(5)
     trainer.train(shuffled(points), 2, in_order(points))
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_exception_in_training_surfaces(points: TensorDataset) -> None:
-    calls = []
-
-    def failing_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == 3:
-            raise ZeroDivisionError("in the third batch")
-        return cross_entropy(outputs, targets)
-
-    with pytest.raises(ZeroDivisionError, match="third batch"):
-        build_trainer(Trainer, loss_fn=failing_loss).train(shuffled(points), 2)
-    assert len(calls) == 3
 
 
 def test_epoch_that_failed_starts_over_in_the_next_call(points: TensorDataset) -> None:

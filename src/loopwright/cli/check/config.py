@@ -44,7 +44,7 @@ from ...optim.build import CurveSchedule, Schedule
 from ...schedules import Curve, Extent
 from ...text import counted, duration, listed, size
 from ...trainer import Trainer
-from ...tuning.batch_size import TrialWatch
+from ...tuning.trial import TrialWatch
 from ..output import described, printable
 from ..train import load_single
 from .report import CheckReport, FewSamples
@@ -53,7 +53,6 @@ T = TypeVar("T")
 
 SLOW_SECONDS = 0.1  # data sets that take longer to build are built once
 MAX_SECONDS = 1.0  # for following a schedule
-ENOUGH_SECONDS = 2.0  # for measuring full batches; slower ones are estimated from small ones
 MAX_READ = 8  # samples of a data set
 POINTS = 101  # of a curve
 LENGTHS = ("T_max", "total_steps", "total_iters", "step_size")  # of torch's schedulers, in steps
@@ -252,7 +251,7 @@ class ConfigCheck:
         self, action: Callable[[Collection[int]], T], dropped: set[int], error: Exception
     ) -> int | None:
         """The position of the callback without which the error does not occur."""
-        for number in self.keys.keys() - dropped:
+        for number in sorted(self.keys.keys() - dropped):
             try:
                 action(dropped | {number})
             except Exception as other:
@@ -410,16 +409,8 @@ class ConfigCheck:
     # Memory and time
 
     def _measure(self, length: Extent) -> dict[str, Any]:
-        """Measure time and memory of a few steps, on full batches unless that takes long."""
-        engine, watch = self._time(SAMPLES)
-        batch_size = engine.config.batch_size
-        full = min(batch_size, self.num_samples or batch_size)
-        guess = NUM_UPDATES * (watch.seconds or 0.0) * full / SAMPLES
-        is_measured = full <= SAMPLES or guess < ENOUGH_SECONDS
-        scale = full / SAMPLES
-        if is_measured:
-            engine, watch = self._time(full)
-            scale = 1.0
+        """Measure time and memory of a few steps with full batches."""
+        engine, watch = self._time()
         modules = engine.modules.values()
         params = {id(p): p for module in modules for p in module.parameters()}.values()
         trained = [param for param in params if param.requires_grad]
@@ -429,33 +420,33 @@ class ConfigCheck:
         if kept is not None and engine.runtime.device.type != "cpu":
             kept = max(kept - weights, 0)
         states = tensors_in([dict(optimizer.state) for optimizer in engine.optimizers.values()])
-        step_seconds = None if watch.seconds is None else watch.seconds * scale
         accumulate = engine.config.accumulate
         seconds = None
-        if step_seconds is not None and length.updates is not None:
-            seconds = step_seconds * accumulate * length.updates
+        if watch.seconds is not None and length.updates is not None:
+            seconds = watch.seconds * accumulate * length.updates
         return {
             "parameters": sum(param.numel() for param in params),
             "trained": sum(param.numel() for param in trained),
-            "batch_size": batch_size,
+            "batch_size": engine.config.batch_size,
             "accumulate": accumulate,
-            "step_seconds": step_seconds,
-            "is_measured": is_measured,
+            "step_seconds": watch.seconds,
             "weight_bytes": weights + _bytes(states),
-            "step_bytes": None if kept is None else int(kept * scale),
+            "step_bytes": kept,
             "updates": length.updates,
             "epochs": length.epochs,
             "seconds": seconds,
         }
 
-    def _time(self, batch_size: int) -> tuple[ConfiguredCore, TrialWatch]:
-        """Train a few updates of one batch each."""
+    def _time(self) -> tuple[ConfiguredCore, TrialWatch]:
+        """Train a few updates of one full batch each."""
         engine = self._build()
         engine.config.num_workers = 0
         engine.accumulate = 1
-        watch = TrialWatch()
-        num_batches = max((self.num_samples or 0) // batch_size, 1)
-        watch.begin(batch_size, num_batches, counts=engine.runtime.device.type == "cpu")
+        batch_size = engine.config.batch_size
+        num_samples = self.num_samples or batch_size
+        batch_size = min(batch_size, num_samples)
+        is_host = engine.runtime.device.type == "cpu"
+        watch = TrialWatch(batch_size, num_samples // batch_size, counts=is_host)
         engine.callbacks = [watch]
         engine.run.bind(engine.callbacks)
         data = engine.training_data()
@@ -659,8 +650,7 @@ def measures_text(found: dict[str, Any]) -> dict[str, str]:
         memory += f", and {size(found['step_bytes'])} for a batch"
     step = "not measured"
     if found["step_seconds"] is not None:
-        how = "measured" if found["is_measured"] else "estimated from smaller batches"
-        step = f"{duration(found['step_seconds'])} for a batch of {found['batch_size']} ({how})"
+        step = f"{duration(found['step_seconds'])} for a batch of {found['batch_size']}"
     run = "of a length that is not known"
     if found["updates"] is not None:
         run = counted(round(found["updates"]), "update")

@@ -40,7 +40,6 @@ from .report import CheckReport, FewSamples
 
 SAMPLES = 2  # per process and step: batch norm needs two, and activations are not measured
 MAX_ROWS = 40
-MAX_PICTURE = 64
 MAX_RANGES = 8
 PARTS = ("parameters", "buffers", "gradients", "optimizer")  # two are known before a step
 FACTS = ("mesh", "precision", "batch", "parameters", "memory", "collectives")
@@ -295,7 +294,9 @@ class DryRunProbe(Callback):
         mesh = self._mesh
         if mesh is None:
             return
-        yield from _mesh_lines(mesh, self.facts["precision"])
+        axes = ", ".join(f"{axis}={number}" for axis, number in self.facts["mesh"].items())
+        yield f"{mesh.size} processes, {self.facts['precision']}: Mesh({axes})"
+        yield ""
         if self.facts["batch"] is not None:
             yield from _batch_lines(self.facts["batch"], mesh, self._accumulate)
         if self.facts["parameters"]:
@@ -357,23 +358,6 @@ def estimated_traffic(trainer: Trainer) -> Sequence[Collective] | str:
     )
     shape = shape_of(model, runtime.gradient_order(params))
     return collectives_of(shape, Sizes(mesh.replicate, mesh.shard), training)
-
-
-def _mesh_lines(mesh: Mesh, precision: str) -> Iterator[str]:
-    """The mesh, and its ranks as a picture: a row for each replica, in it a group per shard."""
-    sizes = f"replicate={mesh.replicate}, shard={mesh.shard}, tensor={mesh.tensor}"
-    yield f"{mesh.size} processes, {precision}: Mesh({sizes})"
-    is_flat = sum(axis > 1 for axis in (mesh.replicate, mesh.shard, mesh.tensor)) < 2
-    if not is_flat and mesh.size <= MAX_PICTURE:
-        width = len(str(mesh.size - 1))
-        ranks = iter(range(mesh.size))
-        for copy in range(mesh.replicate):
-            groups = []
-            for _ in range(mesh.shard):
-                texts = [f"{next(ranks):{width}d}" for _ in range(mesh.tensor)]
-                groups.append(f"[{' '.join(texts)}]")
-            yield f"  copy {copy}: {' '.join(groups)}"
-    yield ""
 
 
 def _batch_lines(batch: dict[str, Any], mesh: Mesh, accumulate: int) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ...config import Config, Problem
 from ...data.stream import Batch, Stream, StreamWrapper
 from ...text import counted
-from ..output import FOUND, OK, RED, described, print_json, printable, styled
+from ..output import FOUND, OK, RED, described, print_json, printable, say, styled
 
 BUILT = re.compile(r"raised while (\S+) \(kind: .*\) was built")
 
@@ -85,7 +85,7 @@ class CheckReport:
         for note in self.notes:
             print(self._line(note, "note: "))
         if self.kind == "config" and not self.mistakes:
-            print(printable(f"No mistakes found in {self.path}: it is ready to train."))
+            say(f"No mistakes found in {self.path}: it is ready to train.")
         elif self.kind == "config":
             how_many = counted(len(self.mistakes), "mistake")
             print("\n" + styled(printable(f"{how_many} in {self.path}:"), RED))

@@ -48,7 +48,7 @@ from ..output import (
     print_fitted,
     print_json,
     printable,
-    styled,
+    say,
     time_text,
 )
 from ..selection import check_run_file
@@ -348,7 +348,7 @@ def print_results(
         if result.error is not None:
             output = folder / "output" / f"{result.task.path.name}.txt"
             text = f"{result.task}: {result.error}\n  (its output: {output})"
-            print(styled(printable(text, keep="\n"), RED))
+            say(text, RED, keep="\n")
 
 
 def print_tasks(tasks: Sequence[Task], *, as_json: bool) -> None:

@@ -3,12 +3,19 @@
 from loopwright.interfaces.adversarial import Pix2pixTrainer
 """
 
-from .config import Config, ConfigManager, load_config
-from .dataset import PairedDataset
-from .losses import LMHistory, LMLoss, LossManager, read_loss_log
-from .networks import Discriminator, ResidualUnetBlock, UnetBlock, UnetGenerator
-from .pix2pix import Pix2pixTrainer, pix2pix
-from .scheduling import Schedule, Scheduler, TorchScheduler
+from .config import AdversarialConfig as Config
+from .config import ConfigManager, load_config
+from .images import PairedDataset
+from .losses import EpochSchedule as Schedule
+from .losses import LMHistory, LMLoss, LossManager, Scheduler, TorchScheduler, read_loss_log
+from .pix2pix import (
+    Discriminator,
+    Pix2pixTrainer,
+    ResidualUnetBlock,
+    UnetBlock,
+    UnetGenerator,
+    pix2pix,
+)
 from .tester import ExportError, ONNXConverter, Tester, TestResult, export_onnx
 from .trainer import Trainer
 

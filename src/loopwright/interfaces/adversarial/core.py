@@ -3,7 +3,6 @@ events are the hooks."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,32 +21,30 @@ from ...metrics.progress import Limits
 from ...metrics.result import StepResult
 from ...optim.build import Schedule
 from ...run.changes import flatten
+from ...runtime.base import is_launched
 from ...training.assembly import reassemble, with_defaults
 from ...training.components import found_on
 from ...training.fingerprint import describe_components
 from ...training.own_steps import OwnSteps
 from ...training.program import MessageNames
 from ...training.resume import continue_from
+from ...training.step_checks import StepWatch
 from ...training.updates import OptimizerChoice, listed
 from .._shared import InterfaceCore, InterfaceNames, as_tracker, check_idle, on_first_process
-from .config import Common, Saving, runtime_of
+from .config import Common, Saving
 from .experiment import (
     EpochRecorder,
     ExperimentRun,
-    Recorded,
     ResumePoints,
     epochs_behind,
-    read_recorded,
+    recorded_progress,
 )
 from .losses import LossManager
 
 if TYPE_CHECKING:
     from ...metrics.rows import StepRow
     from ...trackers import Track
-    from ...training.update import OptimizerUpdate
     from .trainer import Trainer
-
-logger = logging.getLogger("loopwright")
 
 LOOP = "the loop over the batches is the trainer's own: override train_step"
 NAMES = InterfaceNames(
@@ -67,7 +64,7 @@ NAMES = InterfaceNames(
 # settings that may change when a run is continued
 CHANGEABLE = (
     *("common.", "save.", "visualizer.", "train.load.", "train.generator.use_checkpointing"),
-    *("dataloader.num_workers", "dataloader.dataroot", "dataloader.masking."),
+    *("dataloader.num_workers", "dataloader.dataroot", "dataloader.masking"),
 )
 COMPONENTS = (nn.Module, Optimizer, LRScheduler)
 Hooks = Mapping[str, Callable[..., Any]]
@@ -116,14 +113,12 @@ class AdversarialCore(InterfaceCore):
         self.trackers = trackers
         self._hooks: Hooks | None = None  # of the epoch under way
         self._adopted: dict[str, int] = {}
-        self.epoch_steps: EpochSteps | None = None  # of the newest epoch
-        self.has_warned = False  # that an epoch trained nothing
         # whether it is known at which position in the experiment's record this run begins
         self._is_placed = False
         super().__init__(
             callbacks=[InterfaceState(interface), guard, *trackers],
             precision=settings.precision,
-            runtime=runtime_of(settings),
+            device=device_of(settings),
             seed=settings.seed,
             progress="silent",
         )
@@ -190,11 +185,19 @@ class AdversarialCore(InterfaceCore):
             self.run.bind(with_defaults(self))
 
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
-        """As the core does it, after a look at gradients that another loss left."""
+        """As the core does it; gradients that a backward pass of the user's own left are refused."""
+        self.adopt()
         for one in listed(optimizer):
-            check_gradients(self.run.updates.find(one))
-        if self.epoch_steps is not None:
-            self.epoch_steps.num_updates += 1  # also where a loss scaler leaves it out
+            update = self.run.updates.find(one)
+            if any(param.grad is not None for param in update.params):
+                raise ConfigurationError(
+                    "gradients-of-other-loss",
+                    f"The parameters of {update.name} have gradients that do not come from update: "
+                    "your own backward() reached them, for example the backward pass of the "
+                    "generator's loss through the discriminator. Call "
+                    f"self.{update.name}.zero_grad() before self.update. If you want both "
+                    "gradients, pass update the sum of the losses.",
+                )
         super().update(loss, optimizer, **options)
 
     @property
@@ -211,7 +214,7 @@ class AdversarialCore(InterfaceCore):
             if not key.startswith(CHANGEABLE)
         }
 
-    def _watch_steps(self) -> EpochSteps:
+    def _watch_steps(self) -> StepWatch:
         return EpochSteps(self)
 
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
@@ -272,24 +275,19 @@ class AdversarialCore(InterfaceCore):
         window.has_stepped = True  # hooks have run: no second try in micro-batches
         losses = losses_of(self.interface)
         if losses is not None:
-            losses.start_step(window.size)
+            losses.measured = {}
         returned = self._hooks["train_step"](*batch, self.progress.epoch_step)
-        if returned is not None and not isinstance(returned, (Tensor, Mapping)):
-            raise ConfigurationError(
-                "step-returned",
-                f"train_step returned {returned!r:.60}, of type {type(returned).__name__}; return "
-                "nothing, a tensor, or a dict of values to record by name.",
-            )
         result = StepResult.of(returned, window.size)
-        measured = {} if losses is None else losses.end_step()
+        measured = {} if losses is None else dict(losses.measured)
         metrics = measured | dict(result.metrics)
         return StepResult(result.loss, window.size, metrics, losses=tuple(measured))
 
     def on_log(self, rows: list[StepRow]) -> None:
-        """At a log point, which all processes reach together, sum up what each of them measured."""
+        """At a log point, keep the losses of several processes as means over whole batches."""
         losses = losses_of(self.interface)
-        if losses is not None and self.runtime.world > 1:
-            losses.settle_together(self.runtime.sum_table)
+        if losses is not None and losses.is_shared:
+            for row in rows:
+                losses.keep(row)
 
     def on_train_epoch_end(self) -> None:
         assert self._hooks is not None
@@ -300,39 +298,37 @@ class AdversarialCore(InterfaceCore):
 
     def continue_from(self, checkpoint: Checkpoint) -> int:
         """Take the complete state of a run; the number of epochs that it had behind it."""
-        epochs = epochs_behind(checkpoint.tree, str(checkpoint.path))
+        epochs = epochs_behind(checkpoint)
         self.adopt()
         self._setup_training()
         continue_from(
             self.run, checkpoint, accepts_changes=self.interface.config.train.load.accept_changes
         )
         self._is_placed = True
-        step = self.progress.step
-        recorded = self._recorded()
-        if recorded is not None and recorded.progress.step > step and self.runtime.is_main:
-            logger.warning(
-                "%s continues from step %d of %s; the records of steps %d to %d will be replaced "
-                "during training.",
-                *(self.run_dir, step, checkpoint.path, step + 1, recorded.progress.step),
-            )
         self.runtime.barrier("continuing")
         if self.run.files.directory is not None and self.runtime.is_main:
             store = CheckpointStore(self.run.files.directory.checkpoints)
             store.discard(after_update=self.progress.update)
         return epochs
 
-    def _recorded(self) -> Recorded | None:
-        """What the experiment's files have of earlier training, on all processes."""
-        run = self.run.files.directory
-        return None if run is None else on_first_process(self.runtime, lambda: read_recorded(run))
-
     def _place(self) -> None:
         """Before the first epoch: networks that were loaded by themselves go on behind all that was
         recorded."""
-        recorded = None if self._is_placed or not self.interface.is_continuing else self._recorded()
+        directory = self.run.files.directory
+        is_placed = self._is_placed
         self._is_placed = True
-        if recorded is not None:
-            recorded.give_to(self.run)
+        if directory is None or is_placed or not self.interface.is_continuing:
+            return
+        earlier = on_first_process(self.runtime, lambda: recorded_progress(directory))
+        if earlier is not None:
+            self.run.start_after(earlier, [{} for _ in range(earlier.epoch)])
+
+
+def device_of(settings: Common) -> str | None:
+    """The device that a config names; None for the best there is, or the one of each process."""
+    if settings.device == "cuda" and settings.gpu_ids and not is_launched():
+        return f"cuda:{settings.gpu_ids[0]}"
+    return None if settings.device == "auto" else settings.device
 
 
 def losses_of(trainer: object) -> LossManager | None:
@@ -356,62 +352,8 @@ def checked_trackers(given: Any) -> list[Track]:
     return trackers
 
 
-class EpochSteps:
-    """The steps of an epoch: plain ones of the hooks are updates, and an epoch without any step is
-    an error or a warning."""
+class EpochSteps(StepWatch):
+    """The steps of an epoch, of which one may leave its gradients to a later one."""
 
-    def __init__(self, core: AdversarialCore) -> None:
-        self.core = core
-        self.own_steps = OwnSteps(core.run)
-        self.num_updates = 0
-        self.has_loss = False  # whether train_step returned one
-        self._is_whole = core.progress.epoch_step == 0
-
-    def __enter__(self) -> EpochSteps:
-        self.core.epoch_steps = self
-        self.own_steps.__enter__()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.own_steps.__exit__(*raised)
-
-    def after_step(self, result: StepResult, position: int) -> None:
-        self.own_steps.end_step()
-        self.has_loss |= isinstance(result.loss, Tensor) and result.loss.requires_grad
-
-    def end_epoch(self) -> None:
-        """Raise if a loss was returned and nothing was trained; warn if neither was done."""
-        core = self.core
-        names = ", ".join(core.optimizers)
-        is_over = self._is_whole and core.progress.is_exhausted
-        if not names or not is_over or self.num_updates or self.own_steps.num_steps:
-            return
-        epoch = core.interface.current_epoch
-        if self.has_loss:
-            raise ConfigurationError(
-                "returned-loss-untrained",
-                f"Epoch {epoch} trained nothing: train_step returned a loss, but none of the "
-                f"optimizers ({names}) took a step. A returned value is only logged: call "
-                "self.update(loss, self.<optimizer>) in it.",
-            )
-        if not core.has_warned:
-            core.has_warned = True
-            logger.warning(
-                "Epoch %s trained nothing: none of the optimizers (%s) took a step. In train_step "
-                "call self.update(loss, self.<optimizer>) for each, or your own backward() and "
-                "step().",
-                *(epoch, names),
-            )
-
-
-def check_gradients(update: OptimizerUpdate) -> None:
-    """Refuse to add a loss's gradients to those of another one, which a backward pass of the user's
-    own left."""
-    if any(param.grad is not None for param in update.params):
-        raise ConfigurationError(
-            "gradients-of-other-loss",
-            f"The parameters of {update.name} have gradients that do not come from update: your "
-            "own backward() reached them, for example the backward pass of the generator's loss "
-            f"through the discriminator. Call self.{update.name}.zero_grad() before self.update. "
-            "If you want both gradients, pass update the sum of the losses.",
-        )
+    def _check_first(self, result: StepResult) -> None:
+        """Nothing: only an epoch without any update is an error."""

@@ -1,5 +1,5 @@
-"""The directory of an experiment: `{output_directory}/{name}_v{version}`, and what of it can be
-gone on from."""
+"""The directory of an experiment, `{output_directory}/{name}_v{version}`: which one is used, what
+in it a run can continue from, and the record of the epochs as one run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 from torch.optim import Optimizer
@@ -22,99 +21,71 @@ from ...checkpoint import Checkpoint, read_checkpoint
 from ...checkpoint.inspect import CheckpointInfo, look_into
 from ...checkpoint.manifest import VersionError, local_path
 from ...checkpoint.migrations import entry_at
-from ...checkpoint.weights import load_optimizer, read_parts, write_parts
+from ...checkpoint.weights import load_optimizer, read_parts
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.progress import Progress
-from ...run import MetricsStore, RunDirectory, RunManifest, update_manifest
-from ...training.state_mismatch import compare_groups, compare_model, listed
-from .config import Config, Saving
+from ...run import RunDirectory, RunManifest, update_manifest
+from ...run.metrics_view import MetricsView
+from .config import AdversarialConfig, Saving
 
 if TYPE_CHECKING:
     from ...run.manifest import State
     from ...trainer import Trainer as CoreTrainer
-    from ...training.run import TrainingRun
-
 
 logger = logging.getLogger("loopwright")
 
 EPOCHS = "epochs"
+# what the document calls networks, and their names on the trainer
+KINDS = {"G": "gen", "D": "disc"}
 
 
-def choose_directory(config: Config) -> tuple[Path, bool]:
+def directory_of(config: AdversarialConfig) -> Path:
+    common = config.common
+    folder = local_path(common.output_directory, "common.output_directory")
+    return folder / f"{common.experiment_name}_v{common.experiment_version}"
+
+
+def choose_directory(config: AdversarialConfig) -> tuple[Path, bool]:
     """The directory that a config asks for, and whether the run in it is to be continued.
 
     A new experiment gets a directory of its own, and the config's version becomes that of the
     directory.
     """
-    common = config.common
     choice = config.train.load.continue_train
     wanted = directory_of(config)
-    if choice is True and not wanted.is_dir():
-        there = ", ".join(f"v{number}" for number in versions(config)) or "none"
+    if choice and wanted.is_dir():
+        has_state = bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
+        return wanted, choice is True or has_state
+    if choice is True:
         raise ConfigurationError(
             "no-experiment",
-            f"train.load.continue_train is true, but there is no experiment {wanted}; existing "
-            f"versions: {there}. Set common.experiment_version, or continue_train to false.",
+            f"train.load.continue_train is true, but there is no experiment {wanted}. Set "
+            "common.experiment_version, or continue_train to false.",
         )
-    if choice and wanted.is_dir():
-        return wanted, choice is True or bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
-    if choice == "auto" or not config.save.auto_increment_version:
-        if wanted.exists():
-            raise ConfigurationError(
-                "experiment-exists",
-                f"The experiment {wanted} already exists: set save.auto_increment_version to true "
-                "for the next version, train.load.continue_train to true to continue it, or choose "
-                "another name.",
-            )
-        wanted.mkdir(parents=True)
-        return wanted, False
-    while True:  # another process may take the number first
+    while True:
         try:
-            directory_of(config).mkdir(parents=True)
-            return directory_of(config), False
+            wanted.mkdir(parents=True)
+            return wanted, False
         except FileExistsError:
-            common.experiment_version = max(versions(config)) + 1
+            if not config.save.auto_increment_version:
+                raise ConfigurationError(
+                    "experiment-exists",
+                    f"The experiment {wanted} already exists: set save.auto_increment_version to "
+                    "true for the next version, train.load.continue_train to true to continue it, "
+                    "or choose another name.",
+                ) from None
+            config.common.experiment_version += 1
+            wanted = directory_of(config)
 
 
-def discard_unused(directory: Path) -> None:
-    """Remove the directory of an experiment that never began: a first copy of its config, and empty
-    folders."""
-    content = list(directory.iterdir())
-    folders = [path for path in content if path.is_dir()]
-    files = {path.name for path in content if not path.is_dir()}
-    if files <= {"train1_config.json"} and not any(any(folder.iterdir()) for folder in folders):
-        for folder in folders:
-            folder.rmdir()
-        (directory / "train1_config.json").unlink(missing_ok=True)
-        directory.rmdir()
-
-
-def directory_of(config: Config) -> Path:
-    common = config.common
-    return (
-        local_path(common.output_directory, "common.output_directory")
-        / f"{common.experiment_name}_v{common.experiment_version}"
-    )
-
-
-def versions(config: Config) -> list[int]:
-    """The numbers of the versions that there are, as numbers: 10 comes after 9."""
-    name = re.compile(re.escape(config.common.experiment_name) + r"_v(\d+)")
-    folder = Path(config.common.output_directory)
-    found = (name.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
-    return sorted(int(match[1]) for match in found if match)
-
-
-def epoch_path(directory: Path, epoch: int) -> Path:
-    """Where the complete state after an epoch is kept."""
-    return directory / EPOCHS / f"epoch{epoch}"
+# Saved states
 
 
 def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
     """The complete state after an epoch, or the "latest" that is sound; None where there is
     none."""
     if epoch != "latest":
-        path = epoch_path(directory, int(epoch))
+        path = directory / EPOCHS / f"epoch{epoch}"
         return read_checkpoint(path) if path.is_dir() else None
     for entry in reversed(_resumable(directory)):
         try:
@@ -134,33 +105,23 @@ def _resumable(directory: Path) -> list[CheckpointInfo]:
     return sorted(own, key=lambda entry: entry.order[1])
 
 
-def epochs_behind(tree: Mapping[str, Any], source: str) -> int:
+def epochs_behind(checkpoint: Checkpoint) -> int:
     """The number of epochs that a complete state has behind it; the one it is inside of does not
     count."""
+    tree = checkpoint.tree
+    source = str(checkpoint.path)
     epoch: int = entry_at(tree, ("callbacks", "InterfaceState", "epoch"), source) or 0
     return max(epoch - 1, 0) if entry_at(tree, ("progress", "epoch_step"), source) else epoch
 
 
-def saved_epochs(directory: Path) -> list[int]:
-    """Numbers of the epochs whose complete state is kept."""
-    there = (entry for entry in look_into(directory / EPOCHS) if entry.manifest is not None)
-    found = (re.fullmatch(r"epoch(\d+)", entry.name) for entry in there)
-    return sorted(int(match[1]) for match in found if match)
-
-
-# what the document calls networks, and their names on the trainer
-KINDS = {
-    "G": "gen",
-    "D": "disc",
-}
-
-
-def save_network(
-    path: Path, network: nn.Module, optimizer: Optimizer | None, kind: str, epoch: int
-) -> None:
-    """Write a network, and its optimizer if one is given, under the document's name of it."""
-    write_parts(
-        path, {kind: network}, {} if optimizer is None else {kind: optimizer}, meta={"epoch": epoch}
+def nothing_saved(directory: Path, what: str, epoch: int | str) -> CheckpointError:
+    """The error about a state that is not there, with those that are."""
+    found = [*directory.glob("epoch*_net*"), *(directory / EPOCHS).glob("epoch*")]
+    names = ", ".join(sorted(path.name for path in found)) or "none"
+    return CheckpointError(
+        "no-saved-epoch",
+        f"{directory} has no {what} of epoch {epoch}; saved: {names}. Set train.load.load_epoch "
+        "(or load_epoch=) to one of them, or to 'latest'.",
     )
 
 
@@ -174,67 +135,34 @@ def load_network(
 ) -> int:
     """Load a network, and its optimizer if one is given; the epoch they are of.
 
-    Looked for in `epoch{n}_net{kind}`, in the complete states, and in a `.pth.tar` of the program
-    that the document describes. `names` are further names that the network may have in a complete
-    state.
+    Looked for in `epoch{n}_net{kind}`, in a `.pth.tar` of the program that the document describes,
+    and in the complete states, which come first for the "latest" epoch. `names` are further names
+    that the network may have in a complete state.
     """
-    number, weights, state, source = _find(directory, epoch, kind, [KINDS.get(kind, kind), *names])
-    problems = [f"{kind}: {problem}" for problem in compare_model(network, weights)]
-    if optimizer is not None and state is not None:
-        problems += [
-            f"optimizer of {kind}: {problem}" for problem in compare_groups(optimizer, state)
-        ]
-    if problems:
-        raise CheckpointError(
-            "network-mismatch",
-            f"{source} does not match this network; nothing was loaded:{listed(problems)}\n"
-            "Build the network with the settings in train1_config.json of the run that wrote the "
-            f"checkpoint, or pass load_checkpoint the network that was saved as {kind!r}.",
-        )
+    number = _newest(directory, kind) if epoch == "latest" else int(epoch)
+    exported = directory / f"epoch{number}_net{kind}"
+    if not exported.exists():
+        exported = exported.with_name(f"{exported.name}.pth.tar")
+    is_exported = exported.exists()
+    whole = None
+    if epoch == "latest" or not is_exported:
+        whole = read_state(directory, epoch)
+    models = {} if whole is None else whole.tree["models"]
+    name = next((name for name in (KINDS.get(kind, kind), *names) if name in models), None)
+    if whole is not None and name is not None:
+        number = epochs_behind(whole)
+        weights = models[name]
+        state = _optimizer_of(whole.tree, name)
+    elif is_exported:
+        parts = read_parts(exported)
+        weights = parts.models[kind if exported.is_dir() else "model"]
+        state = parts.optimizers.get(kind if exported.is_dir() else "optimizer")
+    else:
+        raise nothing_saved(directory, f"network {kind!r}", epoch)
     network.load_state_dict(weights)
     if optimizer is not None and state is not None:
         load_optimizer(optimizer, state)
-    return number
-
-
-def _find(
-    directory: Path, epoch: int | str, kind: str, names: Sequence[str]
-) -> tuple[int, Any, Any, Path]:
-    """The epoch, the weights, the optimizer's state or None, and where they were found."""
-    number = _newest(directory, kind) if epoch == "latest" else int(epoch)
-    exported = directory / f"epoch{number}_net{kind}"
-    if epoch != "latest" and exported.is_dir():
-        return int(epoch), *_read_network(exported, kind), exported
-    whole = read_state(directory, epoch)
-    models = {} if whole is None else entry_at(whole.tree, ("models",), str(whole.path))
-    name = next((name for name in names if name in models), None)
-    if whole is not None and name is not None:
-        return (
-            epochs_behind(whole.tree, str(whole.path)),
-            models[name],
-            _optimizer_of(whole.tree, name),
-            whole.path,
-        )
-    if number is not None and exported.is_dir():
-        return number, *_read_network(exported, kind), exported
-    foreign = exported.with_name(f"{exported.name}.pth.tar")
-    if number is not None and foreign.is_file():
-        return number, *_read_network(foreign, kind), foreign
-    there = sorted({path.name.split(".")[0] for path in directory.glob(f"epoch*_net{kind}*")})
-    there += [f"epoch{saved}" for saved in saved_epochs(directory)]
-    raise CheckpointError(
-        "no-saved-network",
-        f"{directory} has no network {kind!r} of epoch {epoch}; saved epochs: "
-        f"{', '.join(there) or 'none'}. Set train.load.load_epoch (or load_epoch=) to one of them.",
-    )
-
-
-def _read_network(path: Path, kind: str) -> tuple[Any, Any]:
-    """The weights and the optimizer's state, or None, from a directory of `save_network` or a
-    `.pth.tar`."""
-    parts = read_parts(path)
-    model, optimizer = (kind, kind) if path.is_dir() else ("model", "optimizer")
-    return entry_at(parts.tree, ("models", model), str(path)), parts.optimizers.get(optimizer)
+    return number or 0
 
 
 def _optimizer_of(tree: Mapping[str, Any], name: str) -> Any:
@@ -245,14 +173,12 @@ def _optimizer_of(tree: Mapping[str, Any], name: str) -> Any:
 
 
 def _newest(directory: Path, kind: str) -> int | None:
-    found = (
-        re.fullmatch(rf"epoch(\d+)_net{re.escape(kind)}(?:\.pth\.tar)?", p.name)
-        for p in directory.glob("epoch*")
-    )
+    name = re.compile(rf"epoch(\d+)_net{re.escape(kind)}(?:\.pth\.tar)?")
+    found = [name.fullmatch(path.name) for path in directory.glob("epoch*")]
     return max((int(match[1]) for match in found if match), default=None)
 
 
-_open: dict[Path, ExperimentRun] = {}  # by the real path, of which there is one
+# The experiment as one run
 
 
 class ExperimentRun(RunDirectory):
@@ -263,19 +189,21 @@ class ExperimentRun(RunDirectory):
     before.
     """
 
+    _open: ClassVar[dict[Path, ExperimentRun]] = {}  # of this process, by the real path
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self._is_busy = False
         self._key = self.path.resolve()
-        earlier = _open.get(self._key)
+        earlier = self._open.get(self._key)
         if earlier is not None and not earlier._is_busy:
             earlier.finish()
 
     def lock(self) -> Self:
         super().lock()
         self._is_busy = True
-        if _open.get(self._key) is not self:
-            _open[self._key] = self
+        if self._open.get(self._key) is not self:
+            self._open[self._key] = self
             atexit.register(self._finish_at_exit)
         return self
 
@@ -288,85 +216,39 @@ class ExperimentRun(RunDirectory):
         lock."""
         is_own = self.is_locked  # not in a fork of the process that trains
         if is_own and self.has_run and RunManifest.read(self.manifest_path).state == "running":
-            self._note_end(
-                update_manifest(self.manifest_path, state=state, reason=reason), state, reason
-            )
+            update_manifest(self.manifest_path, state=state, reason=reason)
         super().unlock()
         atexit.unregister(self._finish_at_exit)
-        if _open.get(self._key) is self:
-            del _open[self._key]
-
-    def _note_end(self, manifest: RunManifest, state: State, reason: str | None) -> None:
-        """Add the end to the events of the experiment."""
-        if not self.metrics_path.exists():
-            return
-        at = manifest.progress or {}
-        update, step, epoch, samples = (
-            int(at.get(name, 0)) for name in ("update", "step", "epoch", "sample")
-        )
-        store = MetricsStore(self.metrics_path)
-        place = (update, step, epoch, samples, float(at.get("seconds", 0.0)))
-        store.add_event("signal" if state == "interrupted" else state, reason or "", place=place)
-        store.close()
+        if self._open.get(self._key) is self:
+            del self._open[self._key]
 
     def _finish_at_exit(self) -> None:
         # what ends the program, if anything
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        try:
-            if error is None:
-                self.finish()
-            elif isinstance(error, KeyboardInterrupt):
-                self.finish("interrupted", "SIGINT")
-            else:
-                self.finish("failed", f"{type(error).__name__}: {error}")
-        except (CheckpointError, OSError) as problem:
-            logger.warning(
-                "The end of the experiment in %s could not be recorded: %s", self.path, problem
-            )
+        if error is None:
+            self.finish()
+        elif isinstance(error, KeyboardInterrupt):
+            self.finish("interrupted", "SIGINT")
+        else:
+            self.finish("failed", f"{type(error).__name__}: {error}")
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """The record of an experiment: how far it went, and its metrics: of steps by name, of epochs by
-    epoch."""
-
-    progress: Progress
-    steps: Mapping[str, Sequence[tuple[int, float]]]
-    epochs: Mapping[int, Mapping[str, float]]
-
-    def give_to(self, run: TrainingRun) -> None:
-        """Let a run that has not begun count on from the end of the record."""
-        run.start_after(
-            self.progress, [self.epochs.get(epoch + 1, {}) for epoch in range(self.progress.epoch)]
-        )
-        for name, points in self.steps.items():
-            run.history.add_points(name, points)
-
-
-def read_recorded(run: RunDirectory) -> Recorded | None:
-    """What was recorded of an experiment; None where nothing was."""
-    if not run.metrics_path.exists():
+def recorded_progress(directory: RunDirectory) -> Progress | None:
+    """How far the record of an experiment goes; None where nothing was recorded."""
+    if not directory.metrics_path.exists():
         return None
-    store = MetricsStore(run.metrics_path)
-    try:
-        step_rows = store.steps()
-        epoch_rows = store.epochs()
-    finally:
-        store.close()
-    steps: dict[str, list[tuple[int, float]]] = {}
-    epochs: dict[int, dict[str, float]] = {}
-    for _, step, name, value in step_rows:
-        steps.setdefault(name, []).append((step, value))
-    for epoch, _, name, value in epoch_rows:
-        epochs.setdefault(epoch, {})[name] = value
-    last = max((row[1] for row in step_rows), default=0)
-    update = max((row[0] for row in step_rows), default=last)
-    counted = RunManifest.read(run.manifest_path).progress if run.has_run else {}
-    sample = int(counted.get("sample", 0))
-    seconds = float(counted.get("seconds", 0.0))
-    epoch = max(epochs, default=0)
-    progress = Progress(epoch=epoch, step=last, update=update, sample=sample, seconds=seconds)
-    return Recorded(progress, steps, epochs)
+    view = MetricsView(directory.metrics_path)
+    place = view.last_place()
+    epoch = view.last_epoch()
+    if place is None:
+        return None
+    return Progress(
+        epoch=0 if epoch is None else epoch.at,
+        step=place["step"],
+        update=place["update"],
+        sample=place["samples"],
+        seconds=place["seconds"],
+    )
 
 
 class EpochRecorder(RunRecorder):

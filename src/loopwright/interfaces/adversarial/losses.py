@@ -1,52 +1,149 @@
-"""Losses by name: computed, weighted, remembered and logged in one place."""
+"""Losses by name: computed, weighted, remembered and logged in one place; and the schedules by
+which their weights, and learning rates, change from epoch to epoch."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import nan
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ...errors import ConfigurationError
-from ...metrics.meter import AddUp
 from ...text import nearest
-from .scheduling import Schedule
 
 FILE_NAME = "loss_log.jsonl"
+MAX_PENDING = 512
+NEVER = 1_000_000_000
+Query: TypeAlias = Sequence[str] | None
+ScheduleFunction: TypeAlias = "Callable[..., float]"
+
+# Schedules
 
 
-class LossLog:
-    """`loss_log.jsonl`: each line has an epoch and, by name, the losses and the weights in them.
+@dataclass(frozen=True, slots=True)
+class EpochSchedule:
+    """A value that goes from `initial_value` at `start_epoch` to `target_value` at `end_epoch`.
 
-    `position` is where the next line goes; a run that is continued from an earlier state sets it
-    back, and what came after that state is replaced when it writes.
+    Epochs are counted from 1, as in `Trainer.current_epoch`. `schedule` is "linear", "cosine",
+    "exponential", "step" (all at once, half way), or a function of the schedule and the epoch. The
+    value is a pure function of the epoch, so there is nothing to save and nothing that two losses
+    could share by mistake. Without an `end_epoch` the target is never reached.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / FILE_NAME
-        self.position = self.path.stat().st_size if self.path.is_file() else 0
+    schedule: str | ScheduleFunction = "linear"
+    start_epoch: int = 0
+    end_epoch: int = NEVER
+    initial_value: float = 1.0
+    target_value: float = 1.0
 
-    def append(self, epoch: int, histories: Mapping[str, LMHistory]) -> None:
-        losses = {name: history.losses for name, history in histories.items() if history.losses}
-        if not losses:
-            return
-        weights = {name: histories[name].weights for name in losses}
-        line = json.dumps({"epoch": epoch, "losses": losses, "weights": weights}).encode() + b"\n"
-        self.path.touch()
-        with self.path.open("r+b") as file:
-            file.seek(0, 2)
-            # the file may have been removed or shortened
-            self.position = min(self.position, file.tell())
-            file.seek(self.position)
-            file.write(line)
-            file.truncate()
-        self.position += len(line)
+    def __post_init__(self) -> None:
+        if not callable(self.schedule) and self.schedule not in CURVES:
+            raise ConfigurationError(
+                "unknown-schedule",
+                f"Schedule({self.schedule!r}) is neither a curve nor a function of the schedule "
+                f"and the epoch; {nearest(self.schedule, CURVES)}",
+            )
+
+    def value(self, epoch: int, **weight_kwargs: Any) -> float:
+        """Return the value in an epoch; `weight_kwargs` are keywords for a schedule that is a
+        function."""
+        if callable(self.schedule):
+            return float(self.schedule(self, epoch, **weight_kwargs))
+        if epoch <= self.start_epoch:
+            return self.initial_value
+        if epoch >= self.end_epoch:
+            return self.target_value
+        done = (epoch - self.start_epoch) / (self.end_epoch - self.start_epoch)
+        curve = CURVES[self.schedule]
+        return float(curve(self.initial_value, self.target_value, done, **weight_kwargs))
+
+
+def _exponential(first: float, last: float, done: float, epsilon: float = 1e-9) -> float:
+    """A constant factor from epoch to epoch; a 0 at one end is a very small number on the way."""
+    sign = math.copysign(1.0, first or last)
+    first = first or sign * epsilon
+    last = last or sign * epsilon
+    return first * math.pow(last / first, done)
+
+
+CURVES: dict[str, Callable[..., float]] = {
+    "linear": lambda first, last, done: first + (last - first) * done,
+    "cosine": lambda first, last, done: last + (first - last) * (1 + math.cos(math.pi * done)) / 2,
+    "exponential": _exponential,
+    "step": lambda first, last, done: first if done < 0.5 else last,
+}
+
+
+class Scheduler:
+    """A schedule as a factor of its largest value, for torch's `LambdaLR`, which counts epochs from
+    0."""
+
+    def __init__(self, schedule: EpochSchedule) -> None:
+        self.schedule = schedule
+        self.max_value = max(schedule.initial_value, schedule.target_value)
+
+    def eval_schedule(self, timestep: int) -> float:
+        """Return the factor in an epoch, from 0; 1 is the largest."""
+        return self.schedule.value(timestep + 1) / self.max_value if self.max_value else 0.0
+
+
+class TorchScheduler(LRScheduler):
+    """Multiplies an optimizer's learning rates by a schedule, as a factor of its largest value.
+
+    Stepped once an epoch; what it saves is how many there were, so it goes on where it stopped.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedule: EpochSchedule | None = None) -> None:
+        self.schedule = EpochSchedule() if schedule is None else schedule
+        super().__init__(optimizer)
+
+    def rates(self) -> list[float]:
+        """Return the learning rate of each group in the next epoch."""
+        factor = Scheduler(self.schedule).eval_schedule(self.last_epoch)
+        return [float(rate) * factor for rate in self.base_lrs]
+
+    def get_lr(self) -> Any:
+        """Return (the rate of the last epoch, that of the next one)."""
+        return self._old_lr, self._last_lr[0]
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go to the next epoch."""
+        self.go_to(self.last_epoch + 1)
+
+    def go_to(self, epoch: int) -> None:
+        """Set the rates of the epoch after this number of epochs."""
+        self.last_epoch = epoch
+        self._step_count = epoch + 1
+        self._old_lr = self.optimizer.param_groups[0]["lr"]
+        self._last_lr = list(self.rates())
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in super().state_dict().items() if key != "schedule"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # earlier versions saved more
+        own = self.state_dict()
+        super().load_state_dict({key: state_dict[key] for key in own if key in state_dict})
+
+
+class ScheduledRate(TorchScheduler):
+    """Sets an optimizer's learning rate to the schedule's value for the epoch that comes next."""
+
+    def rates(self) -> list[float]:
+        return [self.schedule.value(self.last_epoch + 1) for _ in self.optimizer.param_groups]
+
+
+# The log
 
 
 def read_loss_log(directory: str | Path) -> dict[str, dict[str, list[float]]]:
@@ -61,8 +158,15 @@ def read_loss_log(directory: str | Path) -> dict[str, dict[str, list[float]]]:
     return result
 
 
-Query = Sequence[str] | None
-MAX_PENDING = 512
+def write_line(path: Path, position: int, line: bytes) -> int:
+    """Write a line at a position of a file, drop what came after it, and return where it ends."""
+    path.touch()
+    with path.open("r+b") as file:
+        file.seek(0, 2)
+        file.seek(min(position, file.tell()))  # the file may have been removed or shortened
+        file.write(line)
+        file.truncate()
+        return file.tell()
 
 
 @dataclass(slots=True)
@@ -80,14 +184,14 @@ class LMLoss:
     name: str
     function: nn.Module
     loss_weight: float = 1.0
-    schedule: Schedule | None = None
+    schedule: EpochSchedule | None = None
     tags: list[str] = field(default_factory=list)
     last_loss_map: Tensor | None = None
     history: LMHistory = field(default_factory=LMHistory)
 
     def weight(self, epoch: int, **weight_kwargs: Any) -> float:
         """Return the value of the schedule in an epoch; without one, `loss_weight`."""
-        if self.schedule is None or self.schedule == Schedule():
+        if self.schedule is None or self.schedule == EpochSchedule():
             return self.loss_weight
         return self.schedule.value(epoch, **weight_kwargs)
 
@@ -98,7 +202,9 @@ class LossManager:
     `epoch` is the one under way, counted from 1; schedules of weights go by it. With
     `enable_logging`, values are kept and added to `loss_log.jsonl` in the experiment's directory by
     `update_loss_log`, or when `history_buffer_size` of them have come together; without it, only
-    the last of each is kept.
+    the last of each is kept. Each line of the log has an epoch and, by name, the losses and the
+    weights in them. `log_position` is where the next line goes; a run that is continued from an
+    earlier state sets it back, and what came after that state is replaced when it writes.
 
     Where several processes train (`is_shared`), values of the first one's part of a batch are what
     it prints, while histories and the log get the means over whole batches, as they become known at
@@ -115,15 +221,18 @@ class LossManager:
         self.config = config
         self.enable_logging = enable_logging
         self.history_buffer_size = history_buffer_size
-        self.log = None if experiment_dir is None else LossLog(Path(experiment_dir))
+        self.log_path: Path | None = None
+        self.log_position = 0
+        if experiment_dir is not None:
+            self.log_path = Path(experiment_dir) / FILE_NAME
+            self.log_position = self.log_path.stat().st_size if self.log_path.is_file() else 0
         self.loss_fns: dict[str, LMLoss] = {}
         self.device: torch.device | str | None = None  # where losses that are registered are put
         self.epoch = 1
         self.is_shared = False
         self.is_quiet = False
-        self._step: dict[str, Tensor] = {}
-        self._size = 1  # samples of the batch, or of this process's part of it
-        self._pending: list[tuple[LMLoss, Tensor, float, int]] = []
+        self.measured: dict[str, Tensor] = {}  # in the step under way, still on the device
+        self._pending: list[tuple[LMLoss, Tensor, float]] = []
 
     # Registering
 
@@ -138,7 +247,7 @@ class LossManager:
         loss_name: str,
         loss_fn: nn.Module,
         loss_weight: float = 1.0,
-        schedule: Schedule | None = None,
+        schedule: EpochSchedule | None = None,
         tags: Sequence[str] | None = None,
     ) -> None:
         """Register a loss under a new name, with a weight or a schedule of it, and tags."""
@@ -147,18 +256,9 @@ class LossManager:
                 "loss-registered",
                 f"A loss {loss_name!r} is already registered: choose another name.",
             )
-        if isinstance(loss_fn, type):
-            raise ConfigurationError(
-                "loss-class",
-                f"The loss {loss_name!r} is the class {loss_fn.__name__}: pass an object of it.",
-            )
         function = loss_fn.to(self.device) if isinstance(loss_fn, nn.Module) else loss_fn
         self.loss_fns[loss_name] = LMLoss(
-            loss_name,
-            function,
-            loss_weight,
-            schedule,
-            [tags] if isinstance(tags, str) else list(tags or ()),
+            loss_name, function, loss_weight, schedule, list(tags or ())
         )
 
     # Computing
@@ -171,85 +271,52 @@ class LossManager:
         epoch: int | None = None,
         loss_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Tensor:
-        """Return the loss of two tensors, times its weight in `epoch`. Default: the current epoch.
+        """Return a loss of two tensors, times its weight in an epoch, by default the one under way.
 
-        `loss_kwargs` may have "weight_kwargs", keywords for the function that is the schedule of
+        `loss_kwargs` is `{"weight_kwargs": {...}}`, keywords for the function that is the schedule of
         the weight.
         """
-        loss = self._loss(loss_name)
-        keywords = dict(loss_kwargs or {})
-        options = keywords.pop("weight_kwargs", {})
-        if keywords:
-            raise ConfigurationError(
-                "unknown-loss-kwargs",
-                f"loss_kwargs has {', '.join(map(repr, keywords))}; pass {{'weight_kwargs': "
-                "{...}}, keywords for the schedule of the weight.",
-            )
+        loss = self.loss_fns[loss_name]
+        options = (loss_kwargs or {}).get("weight_kwargs", {})
         weight = loss.weight(self.epoch if epoch is None else epoch, **options)
         result: Tensor = loss.function(x, y) * weight
-        detached = result.detach()
-        value = detached.mean()
-        # the result may be added to in place
-        loss.last_loss_map = detached.clone() if detached.dim() else value
-        self._step[loss_name] = value
-        self._pending.append((loss, value, weight, self._size))
-        if len(self._pending) >= MAX_PENDING:
-            self._settle()
+        kept = result.detach().clone()  # the result may be added to in place
+        value = kept.mean() if kept.dim() else kept
+        loss.last_loss_map = kept
+        self.measured[loss_name] = value
+        if not self.is_shared:
+            self._pending.append((loss, value, weight))
+            if len(self._pending) >= MAX_PENDING:
+                self._settle()
         return result
 
-    def start_step(self, size: int = 1) -> None:
-        """Begin a batch of `size` samples."""
-        self._step = {}
-        self._size = size
-
-    def end_step(self) -> dict[str, Tensor]:
-        """Return the losses since `start_step`, still on the device."""
-        self._size = 1
-        return dict(self._step)
-
-    def _loss(self, name: str) -> LMLoss:
-        if name not in self.loss_fns:
-            raise ConfigurationError(
-                "unknown-loss",
-                f"There is no loss {name!r}; {nearest(name, self.loss_fns)} Call "
-                f"register_loss_fn({name!r}, ...) or init_from_spec first.",
-            )
-        return self.loss_fns[name]
+    def keep(self, values: Mapping[str, float]) -> None:
+        """Add the values of a batch of all processes to the histories."""
+        for name in values.keys() & self.loss_fns.keys():
+            loss = self.loss_fns[name]
+            self._add(loss, values[name], loss.weight(self.epoch))
+        self._write_if_full()
 
     def _settle(self) -> None:
-        """Read pending values from the device into the histories; shared ones wait for
-        `settle_together`."""
-        if not self.is_shared:
-            self._keep(self._read())
-
-    def settle_together(self, add_up: AddUp) -> None:
-        """Keep the means over all processes, which all call this; `add_up` adds sums and counts."""
-        table = {
-            str(at): (value * size if size else 0.0, float(size))
-            for at, (value, (*_, size)) in enumerate(zip(self._read(), self._pending, strict=True))
-        }
-        total = add_up(table)
-        self._keep([total[at][0] / total[at][1] if total[at][1] else nan for at in table])
-
-    def _read(self) -> list[float]:
-        """The pending values, all of them at once."""
-        values = [value for _, value, *_ in self._pending]
-        return torch.stack(values).tolist() if values else []
-
-    def _keep(self, values: list[float]) -> None:
-        pending = self._pending
+        """Read pending values from the device into the histories, all of them at once."""
+        if not self._pending:
+            return
+        values = torch.stack([value for _, value, _ in self._pending]).tolist()
+        for (loss, _, weight), value in zip(self._pending, values, strict=True):
+            self._add(loss, value, weight)
         self._pending = []
-        for (loss, _, weight, _), value in zip(pending, values, strict=True):
-            history = loss.history
-            if not self.enable_logging:
-                history.losses.clear()
-                history.weights.clear()
-            history.losses.append(value)
-            history.weights.append(weight)
-        if any(
-            len(loss.history.losses) >= self.history_buffer_size for loss in self.loss_fns.values()
-        ):
-            self._dump()
+        self._write_if_full()
+
+    def _add(self, loss: LMLoss, value: float, weight: float) -> None:
+        if not self.enable_logging:
+            loss.history = LMHistory()
+        loss.history.losses.append(value)
+        loss.history.weights.append(weight)
+
+    def _write_if_full(self) -> None:
+        longest = max((len(loss.history.losses) for loss in self.loss_fns.values()), default=0)
+        if longest >= self.history_buffer_size:
+            self._write_log()
 
     # Asking
 
@@ -264,11 +331,8 @@ class LossManager:
 
     def get_loss_values(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
         """Return the last value of each loss, all or those with one of the tags."""
-        last = {name: loss.last_loss_map for name, loss in self._found(query).items()}
-        return {
-            name: _rounded(0.0 if value is None else value.float().mean().item(), precision)
-            for name, value in last.items()
-        }
+        tensors = self.get_loss_tensors(query)
+        return {n: _rounded(t.float().mean().item(), precision) for n, t in tensors.items()}
 
     def get_loss_tensors(self, query: Query = None) -> dict[str, Tensor]:
         """Return the last tensor of each loss, times its weight; zero before the first."""
@@ -279,17 +343,13 @@ class LossManager:
 
     def get_loss_weights(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
         """Return the weight of each loss in this epoch."""
-        return {
-            name: _rounded(loss.weight(self.epoch), precision)
-            for name, loss in self._found(query).items()
-        }
+        found = self._found(query)
+        return {n: _rounded(loss.weight(self.epoch), precision) for n, loss in found.items()}
 
     def _found(self, query: Query) -> dict[str, LMLoss]:
-        return {
-            n: loss
-            for n, loss in self.loss_fns.items()
-            if query is None or set(query) & set(loss.tags)
-        }
+        if query is None:
+            return dict(self.loss_fns)
+        return {n: loss for n, loss in self.loss_fns.items() if set(query) & set(loss.tags)}
 
     # Printing
 
@@ -301,35 +361,37 @@ class LossManager:
         capture: bool = False,
     ) -> str | None:
         """Print the last values; with `capture`, return the line instead."""
-        values = self.get_loss_values(precision=precision)
-        return self._print(f"(epoch: {epoch}, iters: {iter}) Loss: {_in_a_row(values)}", capture)
+        values = _in_a_row(self.get_loss_values(precision=precision))
+        line = f"(epoch: {epoch}, iters: {iter}) Loss: {values}"
+        return print_or_return(line, capture, self.is_quiet)
 
     def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
         """Print the weights of this epoch; with `capture`, return the line instead."""
-        weights = self.get_loss_weights(precision=precision)
-        return self._print(f"Loss weights: {_in_a_row(weights)}", capture)
+        weights = _in_a_row(self.get_loss_weights(precision=precision))
+        return print_or_return(f"Loss weights: {weights}", capture, self.is_quiet)
 
     def update_loss_log(self, silent: bool = True, capture: bool = False) -> str | None:
         """Write the losses since the last call to the log; unless `silent`, print how long that
         took."""
         started = perf_counter()
         self._settle()
-        self._dump()
+        self._write_log()
         if silent:
             return None
-        return self._print(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
+        line = f"Loss log updated in {perf_counter() - started:.3f} s"
+        return print_or_return(line, capture, self.is_quiet)
 
-    def _print(self, line: str, capture: bool) -> str | None:
-        if capture:
-            return line
-        if not self.is_quiet:
-            print(line, flush=True)
-        return None
-
-    def _dump(self) -> None:
-        if self.log is None or not self.enable_logging:
+    def _write_log(self) -> None:
+        histories = {n: loss.history for n, loss in self.loss_fns.items() if loss.history.losses}
+        if self.log_path is None or not self.enable_logging or not histories:
             return
-        self.log.append(self.epoch, {name: loss.history for name, loss in self.loss_fns.items()})
+        entry = {
+            "epoch": self.epoch,
+            "losses": {name: history.losses for name, history in histories.items()},
+            "weights": {name: history.weights for name, history in histories.items()},
+        }
+        line = json.dumps(entry).encode() + b"\n"
+        self.log_position = write_line(self.log_path, self.log_position, line)
         for loss in self.loss_fns.values():
             loss.history = LMHistory()
 
@@ -339,7 +401,7 @@ class LossManager:
         """Return the end of the log, and the values that are not in it yet."""
         self._settle()
         kept = {name: asdict(loss.history) for name, loss in self.loss_fns.items()}
-        return {"log": None if self.log is None else self.log.position, "kept": kept}
+        return {"log": None if self.log_path is None else self.log_position, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; later entries of the log are removed."""
@@ -347,8 +409,17 @@ class LossManager:
         for name, loss in self.loss_fns.items():
             kept = state["kept"].get(name, {})
             loss.history = LMHistory(list(kept.get("losses", ())), list(kept.get("weights", ())))
-        if self.log is not None and state["log"] is not None:
-            self.log.position = state["log"]
+        if state["log"] is not None:
+            self.log_position = state["log"]
+
+
+def print_or_return(text: str, capture: bool, is_quiet: bool) -> str | None:
+    """The text, if it is to be captured; otherwise it is printed, unless this process is quiet."""
+    if capture:
+        return text
+    if not is_quiet:
+        print(text, flush=True)
+    return None
 
 
 def _rounded(value: float, precision: int | None) -> float:

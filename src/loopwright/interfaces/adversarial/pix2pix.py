@@ -1,9 +1,10 @@
 """Pix2pix: a UNet that turns one image into another, against a PatchGAN that tells its images from
-real ones."""
+real ones; their losses, and the trainer of both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,24 +12,219 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigurationError
 from ...losses import GANLoss, Laplacian, Perceptual, Sobel
-from .config import Config, ConfigSource
-from .experiment import discard_unused
-from .losses import LMLoss
-from .networks import Discriminator, UnetGenerator
-from .scheduling import ScheduledRate, TorchScheduler, rate_schedule
+from .config import AdversarialConfig, ConfigSource, LearningRate
+from .losses import EpochSchedule, LMLoss, ScheduledRate, TorchScheduler
 from .trainer import Trainer
 
 if TYPE_CHECKING:
     from ...trackers import Track
 
+NUM_DROPOUTS = 3  # of the deepest up-sampling blocks, which is where pix2pix takes its noise from
+MAX_WIDENING = 8
 SUBSPECS = ("basic", "basic+vgg", "extended", "extended+vgg")
+
+# The networks
+
+
+def initialise_weights(network: nn.Module, deviation: float = 0.02) -> None:
+    """Weights of convolutions N(0, deviation), those of normalisations N(1, deviation), biases
+    0."""
+    for module in network.modules():
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            nn.init.normal_(module.weight, 0.0, deviation)
+        elif isinstance(module, nn.InstanceNorm2d) and module.affine:
+            nn.init.normal_(module.weight, 1.0, deviation)
+        else:
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+class UnetBlock(nn.Module):
+    """Halves or doubles an image: a convolution, a normalisation, an activation, and perhaps
+    dropout."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        is_down: bool,
+        upsampling: str = "Transposed",
+        has_dropout: bool = False,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            scaling_layer(in_channels, out_channels, None if is_down else upsampling, bias=False),
+            nn.InstanceNorm2d(out_channels, affine=True),
+            nn.LeakyReLU(0.2) if is_down else nn.ReLU(),
+        )
+        if has_dropout:
+            self.layers.append(nn.Dropout(0.5))
+
+    def forward(self, image: Tensor) -> Tensor:
+        result: Tensor = self.layers(image)
+        return result
+
+
+class ResidualUnetBlock(UnetBlock):
+    """The same with a residual part behind it: two more convolutions, whose result is added."""
+
+    def __init__(self, in_channels: int, out_channels: int, **options: Any) -> None:
+        super().__init__(in_channels, out_channels, **options)
+        self.residual = nn.Sequential(
+            nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
+            nn.InstanceNorm2d(out_channels, affine=True),
+            nn.ReLU(),
+            nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
+            nn.InstanceNorm2d(out_channels, affine=True),
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        scaled = super().forward(image)
+        residual: Tensor = self.residual(scaled)
+        return scaled + residual
+
+
+BLOCKS: dict[str, type[UnetBlock]] = {
+    "UnetBlock": UnetBlock,
+    "ResidualUnetBlock": ResidualUnetBlock,
+}
+
+
+def scaling_layer(
+    in_channels: int, out_channels: int, upsampling: str | None, *, bias: bool
+) -> nn.Module:
+    """What halves an image, or doubles it by a transposed convolution, or by interpolation and a
+    convolution."""
+    if upsampling is None:
+        return nn.Conv2d(in_channels, out_channels, 4, 2, 1, bias=bias, padding_mode="reflect")
+    if upsampling == "Transposed":
+        return nn.ConvTranspose2d(in_channels, out_channels, 4, 2, 1, bias=bias)
+    if upsampling != "Bilinear":
+        raise ConfigurationError(
+            "upconv-type", f"upconv_type={upsampling!r}: use 'Transposed' or 'Bilinear'."
+        )
+    larger = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
+    return nn.Sequential(larger, nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias))
+
+
+class UnetGenerator(nn.Module):
+    """An image to an image of the same size, with values in -1...1.
+
+    The image is halved once, `n_downs` times, and once more in the bottleneck, then doubled as
+    often; every doubling but the first also sees what the halving of its size gave. Channels double
+    from `features` to eight times that. `use_checkpointing` computes the blocks again in the
+    backward pass instead of storing their activations.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        in_channels: int = 3,
+        features: int = 64,
+        n_downs: int = 6,
+        use_dropout_layers: int = NUM_DROPOUTS,
+        block_type: str | type[UnetBlock] = UnetBlock,
+        upconv_type: str = "Transposed",
+        use_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.use_checkpointing = use_checkpointing
+        if isinstance(block_type, str):
+            block_type = BLOCKS[block_type]
+        if input_size % 2 ** (n_downs + 2):
+            raise ConfigurationError(
+                "image-size",
+                f"An image of {input_size} pixels cannot be halved {n_downs + 2} times "
+                f"(n_downs={n_downs}, the first layer and the bottleneck): use a multiple of "
+                f"{2 ** (n_downs + 2)}, or another n_downs.",
+            )
+        widths = [features * min(2**depth, MAX_WIDENING) for depth in range(n_downs + 1)]
+        self.first = nn.Sequential(
+            scaling_layer(in_channels, features, None, bias=True), nn.LeakyReLU(0.2)
+        )
+        self.downs = nn.ModuleList(
+            block_type(wide, wider, is_down=True) for wide, wider in pairwise(widths)
+        )
+        # no normalisation: it may be down to one pixel
+        self.bottleneck = nn.Sequential(nn.Conv2d(widths[-1], widths[-1], 4, 2, 1), nn.ReLU())
+        inputs = [widths[-1], *(2 * width for width in reversed(widths[1:]))]
+        self.ups = nn.ModuleList(
+            block_type(
+                wide,
+                width,
+                is_down=False,
+                upsampling=upconv_type,
+                has_dropout=number < use_dropout_layers,
+            )
+            for number, (wide, width) in enumerate(zip(inputs, reversed(widths), strict=True))
+        )
+        self.last = nn.Sequential(
+            scaling_layer(2 * features, in_channels, upconv_type, bias=True), nn.Tanh()
+        )
+        initialise_weights(self)
+
+    def forward(self, image: Tensor) -> Tensor:
+        seen = [self.first(image)]
+        for down in self.downs:
+            seen.append(self._through(down, seen[-1]))
+        result = self.bottleneck(seen[-1])
+        for up in self.ups:
+            result = torch.cat([self._through(up, result), seen.pop()], dim=1)
+        return self.last(result)  # type: ignore[no-any-return]
+
+    def _through(self, block: nn.Module, image: Tensor) -> Tensor:
+        if not (self.use_checkpointing and self.training and torch.is_grad_enabled()):
+            return block(image)  # type: ignore[no-any-return]
+        result: Tensor = checkpoint(block, image, use_reentrant=False)
+        return result
+
+
+class Discriminator(nn.Module):
+    """Says of every patch of an image whether it is real, as a logit, given the input it was made
+    from."""
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        base_channels: int = 64,
+        n_layers: int = 3,
+        max_channels: int = 512,
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [
+            nn.Conv2d(2 * in_channels, base_channels, 4, 2, 1, padding_mode="reflect"),
+            nn.LeakyReLU(0.2),
+        ]
+        width = base_channels
+        for number in range(1, n_layers):
+            wider = min(2 * width, max_channels)
+            stride = 1 if number == n_layers - 1 else 2
+            layers += [
+                nn.Conv2d(width, wider, 4, stride, 1, bias=False, padding_mode="reflect"),
+                nn.InstanceNorm2d(wider, affine=True),
+                nn.LeakyReLU(0.2),
+            ]
+            width = wider
+        layers.append(nn.Conv2d(width, 1, 4, 1, 1, padding_mode="reflect"))
+        self.model = nn.Sequential(*layers)
+        initialise_weights(self)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        result: Tensor = self.model(torch.cat([x, y], dim=1))
+        return result
+
+
+# The losses
 
 
 def pix2pix(
-    config: Config,
+    config: AdversarialConfig,
     subspec: str = "basic",
     *,
     perceptual: nn.Module | None = None,
@@ -65,14 +261,18 @@ def pix2pix(
             )
         network = source if isinstance(source, nn.Module) else Perceptual(source)
         functions["G_VGG"] = (network, weights.lambda_vgg)
-    functions |= {"D_real": (GANLoss(), 1.0), "D_fake": (GANLoss(), 1.0)}
+    functions["D_real"] = (GANLoss(), 1.0)
+    functions["D_fake"] = (GANLoss(), 1.0)
     return {
         name: LMLoss(name, function.to(device), weight, tags=[name[0]])
         for name, (function, weight) in functions.items()
     }
 
 
-def build_generator(config: Config) -> UnetGenerator:
+# The trainer
+
+
+def build_generator(config: AdversarialConfig) -> UnetGenerator:
     """The generator that a config describes."""
     settings = config.train.generator
     load = config.dataloader.load
@@ -87,10 +287,11 @@ def build_generator(config: Config) -> UnetGenerator:
     )
 
 
-NETWORKS = {
-    "generator": ("gen", "opt_gen", "gen_lr_scheduler"),
-    "discriminator": ("disc", "opt_disc", "disc_lr_scheduler"),
-}
+def rate_schedule(rate: LearningRate) -> EpochSchedule:
+    """Constant, then linear; the epoch after the last one would have the target, so that no epoch
+    trains with 0."""
+    last = rate.epochs + rate.epochs_decay
+    return EpochSchedule("linear", rate.epochs, last + 1, rate.initial, rate.target)
 
 
 class Pix2pixTrainer(Trainer):
@@ -108,8 +309,14 @@ class Pix2pixTrainer(Trainer):
         callbacks: Trackers of `loopwright.trackers`.
     """
 
+    gen: nn.Module
+    disc: nn.Module
+    opt_gen: Optimizer
+    opt_disc: Optimizer
     gen_lr_scheduler: LRScheduler
     disc_lr_scheduler: LRScheduler
+    g_scaler: torch.amp.GradScaler
+    d_scaler: torch.amp.GradScaler
 
     def __init__(
         self,
@@ -122,22 +329,18 @@ class Pix2pixTrainer(Trainer):
     ) -> None:
         super().__init__(config, quicksetup=True, log_losses=log_losses, callbacks=callbacks)
         self._perceptual = [perceptual]  # in a list: it is no network of this trainer's
-        try:
-            self._init_lr_scheduling()
-            self._init_generator()
-            self._init_discriminator()
-            self._complete_networks()
-            self._init_dataloaders()
-            self._init_gradscalers()
-            self._complete_scalers()
-            self._init_losses(loss_subspec)
-            if self.is_continuing:
-                self._init_from_checkpoint()
-        except BaseException:
-            if self._core.runtime.is_main:
-                # no version is used up by a mistake in the config
-                discard_unused(self._directory())
-            raise
+        self._init_lr_scheduling()
+        self._init_generator()
+        self._init_discriminator()
+        self._complete_networks()
+        self._init_dataloaders()
+        self._core.adopt()
+        self._init_gradscalers()
+        self._core.use_scaler(self.opt_gen, self.g_scaler)
+        self._core.use_scaler(self.opt_disc, self.d_scaler)
+        self._init_losses(loss_subspec)
+        if self.is_continuing:
+            self._init_from_checkpoint()
 
     # Setting up
 
@@ -151,13 +354,10 @@ class Pix2pixTrainer(Trainer):
     def _init_generator(self) -> None:
         """Create `gen`, `opt_gen` and `gen_lr_scheduler`; your own may leave out the scheduler."""
         settings = self.config.train.generator
-        self.gen: nn.Module = build_generator(self.config).to(self.device)
         rate = settings.learning_rate
+        self.gen = build_generator(self.config).to(self.device)
         self.opt_gen = self.build_optimizer(
-            network=self.gen,
-            optimizer=torch.optim.Adam,
-            lr=rate.initial,
-            beta1=settings.optimizer.beta1,
+            self.gen, torch.optim.Adam, rate.initial, settings.optimizer.beta1
         )
         self.gen_lr_scheduler = ScheduledRate(self.opt_gen, rate_schedule(rate))
 
@@ -165,41 +365,29 @@ class Pix2pixTrainer(Trainer):
         """Create `disc`, `opt_disc` and `disc_lr_scheduler`; your own may leave out the
         scheduler."""
         settings = self.config.train.discriminator
-        self.disc: nn.Module = Discriminator(
+        rate = settings.learning_rate
+        self.disc = Discriminator(
             in_channels=self.config.dataloader.load.input_nc,
             base_channels=settings.base_channels,
             n_layers=settings.n_layers,
             max_channels=settings.max_channels,
         ).to(self.device)
-        rate = settings.learning_rate
         self.opt_disc = self.build_optimizer(
-            network=self.disc,
-            optimizer=torch.optim.Adam,
-            lr=rate.initial,
-            beta1=settings.optimizer.beta1,
+            self.disc, torch.optim.Adam, rate.initial, settings.optimizer.beta1
         )
         self.disc_lr_scheduler = ScheduledRate(self.opt_disc, rate_schedule(rate))
 
     def _complete_networks(self) -> None:
-        """Make the schedules that an `_init_generator` of one's own left out; other parts must be
-        there."""
-        for name, attributes in NETWORKS.items():
-            network, optimizer, scheduler = attributes
-            for attribute, kind in ((network, nn.Module), (optimizer, Optimizer)):
-                found = getattr(self, attribute, None)
-                if not isinstance(found, kind):
-                    raise ConfigurationError(
-                        "no-network",
-                        f"_init_{name} left self.{attribute} as {found!r}; create a network and "
-                        f"its optimizer: self.{network} = MyNetwork().to(self.device); "
-                        f"self.{optimizer} = self.build_optimizer(self.{network}).",
-                    )
-            getattr(self, network).to(self.device)
-            if not hasattr(self, scheduler):
-                rate = getattr(self.config.train, name).learning_rate
-                setattr(
-                    self, scheduler, TorchScheduler(getattr(self, optimizer), rate_schedule(rate))
-                )
+        """Make the schedules that an `_init_generator` of one's own left out."""
+        train = self.config.train
+        self.gen.to(self.device)
+        self.disc.to(self.device)
+        if not hasattr(self, "gen_lr_scheduler"):
+            rate = train.generator.learning_rate
+            self.gen_lr_scheduler = TorchScheduler(self.opt_gen, rate_schedule(rate))
+        if not hasattr(self, "disc_lr_scheduler"):
+            rate = train.discriminator.learning_rate
+            self.disc_lr_scheduler = TorchScheduler(self.opt_disc, rate_schedule(rate))
 
     def _init_dataloaders(self) -> None:
         """Create `train_loader` and `val_loader`; any loader of (inputs, targets) will do."""
@@ -209,20 +397,8 @@ class Pix2pixTrainer(Trainer):
     def _init_gradscalers(self) -> None:
         """Create `g_scaler` and `d_scaler`, which `update` uses; they do nothing unless the
         precision is fp16."""
-        self._core.adopt()
         self.g_scaler = self._core.scaler_of(self.opt_gen)
         self.d_scaler = self._core.scaler_of(self.opt_disc)
-
-    def _complete_scalers(self) -> None:
-        """Let `update` use the scalers there are, also those of an `_init_gradscalers` of one's
-        own."""
-        self._core.adopt()
-        for name, optimizer in (("g_scaler", self.opt_gen), ("d_scaler", self.opt_disc)):
-            given = getattr(self, name, None)
-            if isinstance(given, torch.amp.GradScaler):
-                self._core.use_scaler(optimizer, given)
-            else:
-                setattr(self, name, self._core.scaler_of(optimizer))
 
     def _init_losses(self, loss_subspec: str) -> None:
         """Register the losses of both networks with the loss manager."""
@@ -233,16 +409,15 @@ class Pix2pixTrainer(Trainer):
     def _init_from_checkpoint(self) -> None:
         """Go on exactly; where there are only exported networks, from those, with the rates of
         their epoch."""
-        train = self.config.train
-        if self._stored_state() is not None:
-            self.continue_run()
+        if self._continue_from_state():
             return
-        self.load_checkpoint("G", self.gen, self.opt_gen, train.generator.learning_rate.initial)
+        rates = self.config.train
+        self.load_checkpoint("G", self.gen, self.opt_gen, rates.generator.learning_rate.initial)
         self.load_checkpoint(
-            "D", self.disc, self.opt_disc, train.discriminator.learning_rate.initial
+            "D", self.disc, self.opt_disc, rates.discriminator.learning_rate.initial
         )
         for scheduler in (self.gen_lr_scheduler, self.disc_lr_scheduler):
-            if isinstance(scheduler, ScheduledRate):
+            if isinstance(scheduler, TorchScheduler):
                 scheduler.go_to(self.loaded_epoch)
 
     # A step
@@ -271,10 +446,9 @@ class Pix2pixTrainer(Trainer):
 
     def compute_structure_loss(self, y: Tensor, y_fake: Tensor) -> tuple[Tensor, ...]:
         """Return the losses between generated images and targets: all others with the tag "G"."""
-        names = [
-            name for name in self.loss_manager.get_loss_weights(query=["G"]) if name != "G_GAN"
-        ]
-        return tuple(self.loss_manager.compute_loss_xy(name, y_fake, y) for name in names)
+        losses = self.loss_manager
+        names = [name for name in losses.get_loss_weights(query=["G"]) if name != "G_GAN"]
+        return tuple(losses.compute_loss_xy(name, y_fake, y) for name in names)
 
     def forward_G(self, x: Tensor, y: Tensor, y_fake: Tensor) -> Tensor:  # noqa: N802
         """Return the generator's loss: the sum of `compute_GAN_loss` and
@@ -294,27 +468,17 @@ class Pix2pixTrainer(Trainer):
     def on_epoch_start(self, **kwargs: Any) -> None:
         """Called before the first batch of an epoch: prints it if `print_train_start=True`."""
         if kwargs.get("print_train_start"):
-            self._print(f"Beginning epoch: {self.current_epoch}", capture=False)
+            self._print(f"Beginning epoch: {self.current_epoch}")
             self.loss_manager.print_weights()
 
-    def train_step(
-        self, x: Tensor, y: Tensor, idx: int, **kwargs: Any
-    ) -> Mapping[str, Tensor] | None:
+    def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Any:
         """Called for each batch: generates images, updates the discriminator, then the
         generator."""
         y_fake = self.gen(x)
-        losses = self.forward_D(x, y, y_fake)
-        if not isinstance(losses, Mapping) or "loss_D" not in losses:
-            raise ConfigurationError(
-                "no-loss-d",
-                f"forward_D returned {losses!r:.60}; return {{'loss_D': loss}}, where loss is the "
-                "tensor that the discriminator is trained with.",
-            )
-        self.backward_D(losses["loss_D"])
+        self.backward_D(self.forward_D(x, y, y_fake)["loss_D"])
         self.backward_G(self.forward_G(x, y, y_fake))
         if idx % self.config.visualizer.visdom.update_frequency == 0:
             self.update_display(x, y, y_fake, idx)
-        return None
 
     def on_epoch_end(self, **kwargs: Any) -> None:
         """Called after the last batch of an epoch: steps both schedules and writes the losses to
@@ -332,8 +496,13 @@ class Pix2pixTrainer(Trainer):
 
     def update_display(self, x: Tensor, y: Tensor, y_fake: Tensor, idx: int) -> None:
         """Print the losses, and write a triplet and the curves to the folder `live`."""
-        self.print_losses(self.current_epoch or 0, idx)
-        self.show_live(x, y_fake, y)
+        epoch = self.current_epoch or 0
+        self.print_losses(epoch, idx)
+        self.vis.update_images(x, y_fake, y)
+        losses_g = self.loss_manager.get_loss_values(query=["G"], precision=None)
+        losses_d = self.loss_manager.get_loss_values(query=["D"], precision=None)
+        length = self._core.run.epoch_length() or 1
+        self.vis.update_loss_graphs(epoch - 1 + (idx + 1) / length, losses_g, losses_d)
 
     def print_losses(
         self,
@@ -348,12 +517,11 @@ class Pix2pixTrainer(Trainer):
     def print_end_of_epoch(self, capture: bool = False, precision: int = 8) -> str | None:
         """Print the number and the duration of the epoch, and both learning rates of the next
         one."""
-        lines = [super().print_end_of_epoch(capture=True) or ""]
+        lines = [super().print_end_of_epoch(capture=True)]
         for name, optimizer in (("G", self.opt_gen), ("D", self.opt_disc)):
-            lines.append(
-                f"Next learning rate ({name}): {round(optimizer.param_groups[0]['lr'], precision)}"
-            )
-        return self._print("\n".join(lines), capture)
+            rate = round(optimizer.param_groups[0]["lr"], precision)
+            lines.append(f"Next learning rate ({name}): {rate}")
+        return self._print("\n".join(map(str, lines)), capture)
 
     def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
         """Write the whole state ("both"), or only the generator ("g") or the discriminator ("d")
@@ -362,12 +530,11 @@ class Pix2pixTrainer(Trainer):
         With `capture`, returns a line that says where it is. Only from the whole state does a run
         continue exactly.
         """
-        networks = {"g": (self.gen, self.opt_gen), "d": (self.disc, self.opt_disc)}
-        kind = str(mode).lower()
-        if kind not in networks:
+        if mode.lower() == "both":
             return super().save_checkpoint(mode, capture)
-        path = self.export_model_weights(*networks[kind], kind.upper())
-        return f"Checkpoint saved ({kind.upper()}): {path}" if capture else path
+        networks = {"G": (self.gen, self.opt_gen), "D": (self.disc, self.opt_disc)}
+        path = self.export_model_weights(*networks[mode.upper()], mode.upper())
+        return f"Checkpoint saved ({mode.upper()}): {path}" if capture else path
 
     def save_examples(self, silent: bool = False, capture: bool = False) -> list[Path] | str:
         """Write triplets of validation images and print where, unless `silent`; `capture` returns
@@ -377,5 +544,5 @@ class Pix2pixTrainer(Trainer):
         if capture:
             return text
         if not silent:
-            self._print(text, capture=False)
+            self._print(text)
         return paths

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -18,14 +17,13 @@ from torch import Tensor, nn
 from ...checkpoint.onnx import TOLERANCE, ExportError, export_module
 from ...data.order import permutation
 from ...data.random import preserved_rng
-from ...errors import ConfigurationError, check_number
+from ...errors import ConfigurationError
 from ...losses import Laplacian, Sobel
 from ...runtime.modes import evaluating
 from .._shared import on_first_process
-from .config import Config, ConfigSource, config_copies, load_config
-from .dataset import PairedDataset
+from .config import AdversarialConfig, ConfigSource, config_copies, load_config
 from .experiment import directory_of
-from .live import PARTS, write_image
+from .images import PARTS, PairedDataset, write_image
 from .pix2pix import build_generator
 from .trainer import Trainer
 
@@ -60,11 +58,9 @@ class Tester(Trainer):
         load_epoch: int | str | None = None,
     ) -> None:
         if config is None and experiment_dir is not None:
-            config = config_in(Path(experiment_dir))
+            config = config_in(experiment_dir)
         super().__init__(config, quicksetup=False)
-        self.experiment_dir = (
-            directory_of(self.config) if experiment_dir is None else Path(experiment_dir)
-        )
+        self.experiment_dir = Path(experiment_dir or directory_of(self.config))
         if dataroot is not None:
             self.config.dataloader.dataroot = os.fspath(dataroot)
         if load_epoch is not None:
@@ -72,13 +68,8 @@ class Tester(Trainer):
             self.config.train.load.load_epoch = load_epoch  # type: ignore[assignment]
         self.gen = build_generator(self.config).to(self.device)
         self.load_checkpoint("G", self.gen)
-        self.losses: dict[str, nn.Module] = {
-            "L1": nn.L1Loss(),
-            "Sobel": Sobel(),
-            "Laplacian": Laplacian(),
-        }
-        for loss in self.losses.values():
-            loss.to(self.device)
+        losses = {"L1": nn.L1Loss(), "Sobel": Sobel(), "Laplacian": Laplacian()}
+        self.losses = {name: loss.to(self.device) for name, loss in losses.items()}
 
     def run_test(self, image_count: int | None = None, silent: bool = False) -> list[TestResult]:
         """Test `image_count` images, other ones each time, or all of them; write triplets and a log
@@ -86,24 +77,26 @@ class Tester(Trainer):
 
         Unless `silent`, a line says how many.
         """
-        if image_count is not None:
-            check_number("run_test(image_count", image_count, least=1, otherwise="None for all")
         dataset = PairedDataset(
             self.config, Path(self.config.dataloader.dataroot) / "test", is_train=False
         )
-        runtime = self._core.runtime
-        folder, number = on_first_process(runtime, lambda: _next_folder(self._directory() / "test"))
-        order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
-        chosen = sorted(order[:image_count])
+        results = on_first_process(self._core.runtime, lambda: self._test(dataset, image_count))
         if not silent:
-            self._print(f"Testing {len(chosen)} images of {dataset.root}", capture=False)
-        own: list[TestResult] = []
+            self._print(f"Tested {len(results)} images of {dataset.root}")
+        return results
+
+    def _test(self, dataset: PairedDataset, image_count: int | None) -> list[TestResult]:
+        parent = self.experiment_dir / "test"
+        number = next(number for number in count(1) if not (parent / f"test{number}").exists())
+        folder = parent / f"test{number}"
+        folder.mkdir(parents=True)
+        order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
         with evaluating([self.gen], ()), torch.no_grad(), preserved_rng():
-            for index in chosen[runtime.rank :: runtime.world]:
-                own.append(self._test_one(dataset.paths[index], dataset[index], folder))
-        results = [result for part in runtime.gather_objects(own) for result in part]
-        results.sort(key=attrgetter("source"))
-        on_first_process(runtime, lambda: _write_log(folder, self.loaded_epoch, results))
+            results = [
+                self._test_one(dataset.list_files[index], dataset[index], folder)
+                for index in sorted(order[:image_count])
+            ]
+        self._write_log(folder, results)
         return results
 
     def _test_one(self, source: Path, pair: tuple[Tensor, Tensor], folder: Path) -> TestResult:
@@ -115,22 +108,19 @@ class Tester(Trainer):
             write_image(pictures[part], image[0])
         return TestResult(source, losses, pictures)
 
-
-def _write_log(folder: Path, epoch: int, results: list[TestResult]) -> None:
-    images = [
-        {
-            "source": str(result.source),
-            "losses": dict(result.losses),
-            "pictures": {part: path.name for part, path in result.pictures.items()},
-        }
-        for result in results
-    ]
-    log = {"epoch": epoch, "images": images}
-    (folder / "log.json").write_text(json.dumps(log, indent=2) + "\n")
+    def _write_log(self, folder: Path, results: list[TestResult]) -> None:
+        images = []
+        for result in results:
+            names = {part: path.name for part, path in result.pictures.items()}
+            entry = {"source": str(result.source), "losses": result.losses, "pictures": names}
+            images.append(entry)
+        log = {"epoch": self.loaded_epoch, "images": images}
+        (folder / "log.json").write_text(json.dumps(log, indent=2) + "\n")
 
 
-def config_in(directory: Path) -> Path:
-    copies = config_copies(directory)
+def config_in(directory: str | os.PathLike[str]) -> Path:
+    """The newest copy of the config of an experiment."""
+    copies = config_copies(Path(directory))
     if not copies:
         raise ConfigurationError(
             "no-config-copy",
@@ -138,19 +128,6 @@ def config_in(directory: Path) -> Path:
             "`config=`.",
         )
     return copies[-1][1]
-
-
-def _next_folder(parent: Path) -> tuple[Path, int]:
-    parent.mkdir(parents=True, exist_ok=True)
-    numbers = [
-        int(match[1])
-        for path in parent.iterdir()
-        if (match := re.fullmatch(r"test(\d+)", path.name))
-    ]
-    number = max(numbers, default=0) + 1
-    folder = parent / f"test{number}"
-    folder.mkdir()
-    return folder, number
 
 
 def export_onnx(
@@ -196,8 +173,8 @@ class ONNXConverter(Tester):
         crop_size: int | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        settings: Config = load_config(
-            config_in(Path(experiment_dir)) if config is None else config
+        settings: AdversarialConfig = load_config(
+            config_in(experiment_dir) if config is None else config
         )
         if device is not None:
             settings.common.device = str(device)
@@ -219,16 +196,10 @@ class ONNXConverter(Tester):
         """Write `epoch{n}.onnx` to the experiment's directory, compare it with torch, and return
         its path.
 
-        The exporter folds constants and is quiet in any case: `do_constant_folding` and
-        `suppress_onnx_warnings` are accepted and change nothing.
+        The exporter writes the weights, folds constants and is quiet in any case: `export_params`,
+        `do_constant_folding` and `suppress_onnx_warnings` are accepted and change nothing.
         """
-        if not export_params:
-            raise ConfigurationError(
-                "onnx-without-weights",
-                "convert_model was given export_params=False; a file without weights cannot be "
-                "checked: leave the argument out.",
-            )
-        path = self._directory() / f"epoch{self.loaded_epoch}.onnx"
+        path = self.experiment_dir / f"epoch{self.loaded_epoch}.onnx"
         generator = torch.Generator().manual_seed(0)
         size = (1, self.in_channels, self.crop_size, self.crop_size)
         example = (torch.rand(size, generator=generator) * 2 - 1).to(self.device)

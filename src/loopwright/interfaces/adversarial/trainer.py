@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,27 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...checkpoint import Checkpoint, read_checkpoint
-from ...data.random import seed_generators
-from ...errors import CheckpointError, ConfigurationError, check_arguments, check_number
+from ...checkpoint.weights import write_parts
+from ...data.order import permutation
+from ...data.random import preserved_rng, seed_generators
+from ...errors import ConfigurationError, check_arguments
+from ...runtime.modes import evaluating
 from ...text import nearest
 from ...training.media_log import log_files
 from .._shared import LoggingTrainer, is_overridden, on_first_process
-from .config import Config, ConfigManager, ConfigSource, export_config, say_without_effect
+from .config import AdversarialConfig, ConfigManager, ConfigSource, warn_without_effect
 from .core import NAMES, AdversarialCore, checked_trackers, losses_of
-from .dataset import PairedDataset
-from .experiment import (
-    choose_directory,
-    epoch_path,
-    load_network,
-    read_state,
-    save_network,
-    saved_epochs,
-)
-from .live import Curves, LiveView, thinned, write_examples
-from .losses import LossManager
+from .experiment import EPOCHS, choose_directory, load_network, nothing_saved, read_state
+from .images import PARTS, LiveView, PairedDataset, write_image
+from .losses import LossManager, print_or_return
 
 if TYPE_CHECKING:
     from ...trackers import Track
@@ -59,8 +54,10 @@ class Trainer(LoggingTrainer):
             the program's end.
     """
 
-    config_type: ClassVar[type[Config]] = Config
+    config_type: ClassVar[type[AdversarialConfig]] = AdversarialConfig
     loss_manager: LossManager  # from `init_loss_manager` on
+    experiment_dir: Path  # from `build_output_directory` on
+    examples_dir: Path
 
     def __init__(
         self,
@@ -76,21 +73,19 @@ class Trainer(LoggingTrainer):
         self.current_epoch: int | None = None
         self.loaded_epoch = 0  # epochs that a run which is continued had behind it
         self.last_epoch_time = 0.0
-        self.experiment_dir: Path | None = None
-        self.examples_dir: Path | None = None
         self.is_continuing = False
         self._wants_checkpoint = False
         self.train_loader: Any = None
         self.val_loader: Any = None
-        self.live: LiveView | None = None
-        self.vis = Curves(self)
-        self._total_epochs: int | None = None
+        self.vis = LiveView(None, 0)
         self.init_config(config)
+        rate = self.config.train.generator.learning_rate
+        self._planned_epochs = rate.epochs + rate.epochs_decay
         self._core = AdversarialCore(self, self.config.common, checked_trackers(callbacks))
         # as torch.amp.autocast and GradScaler take it
         self.device = str(self._core.runtime.device)
         if self._core.runtime.is_main:
-            say_without_effect(self.config)
+            warn_without_effect(self.config)
         if self.config.common.seed is not None:
             # the networks that a subclass builds are part of the run
             seed_generators(self.config.common.seed)
@@ -119,14 +114,17 @@ class Trainer(LoggingTrainer):
         def choose() -> tuple[Path, bool, int]:
             return *choose_directory(self.config), self.config.common.experiment_version
 
-        self.experiment_dir, self.is_continuing, version = on_first_process(
-            self._core.runtime, choose
-        )
+        runtime = self._core.runtime
+        directory, self.is_continuing, version = on_first_process(runtime, choose)
         self.config.common.experiment_version = version
-        self.examples_dir = self._directory() / "examples"
-        if self._core.runtime.is_main:
+        self.experiment_dir = directory
+        self.examples_dir = directory / "examples"
+        if runtime.is_main:
             self.examples_dir.mkdir(exist_ok=True)
-        self._core.use_directory(self._directory(), self.config.save)
+        settings = self.config.visualizer.visdom
+        shows = runtime.is_main and settings.enable
+        self.vis = LiveView(directory / "live" if shows else None, settings.image_size)
+        self._core.use_directory(directory, self.config.save)
 
     def init_loss_manager(
         self, override: LossManager | None = None, history_buffer_size: int = 50_000
@@ -136,20 +134,20 @@ class Trainer(LoggingTrainer):
             self.loss_manager = override
             return
         runtime = self._core.runtime
-        directory = self.experiment_dir if runtime.is_main else None
+        directory = getattr(self, "experiment_dir", None) if runtime.is_main else None
         self.loss_manager = LossManager(
             self.config, directory, self.log_losses and runtime.is_main, history_buffer_size
         )
         self.loss_manager.device = self.device
         self.loss_manager.is_shared = runtime.world > 1
         self.loss_manager.is_quiet = not runtime.is_main
-        if self.loss_manager.log is not None and not self.is_continuing:
-            self.loss_manager.log.position = 0
+        if not self.is_continuing:
+            self.loss_manager.log_position = 0
 
     def export_config(self) -> None:
         """Write a numbered copy of the config to the experiment's directory."""
         if self._core.runtime.is_main:
-            export_config(self.config, self._directory())
+            self.config_manager.export_config(self.experiment_dir)
 
     def build_dataloader(
         self, loader_type: str, is_train: bool | None = None
@@ -205,10 +203,8 @@ class Trainer(LoggingTrainer):
         gradients.
 
         Of a list of optimizers all are stepped, after one backward pass that is scaled by the first
-        one's scaler. Gradients that another backward pass left in those parameters are an error:
-        see `check_gradients`.
+        one's scaler. Gradients that another backward pass left in those parameters are an error.
         """
-        self._core.adopt()
         self._core.update(loss, optimizer, retain_graph=retain_graph)
 
     # Training
@@ -235,7 +231,6 @@ class Trainer(LoggingTrainer):
             callback_kwargs: Keyword arguments for the three hooks:
                 `{"train_step": {"scale": 2.0}}`.
         """
-        check_number("train_paired(epoch", epoch, least=0)
         if self.train_loader is None:
             raise ConfigurationError(
                 "no-train-loader",
@@ -253,13 +248,12 @@ class Trainer(LoggingTrainer):
         if losses is not None:
             losses.epoch = self.current_epoch
         started = perf_counter()
+        if multithreaded:
+            self.vis.start_thread()
         try:
-            with self._live_view(multithreaded) or nullcontext() as self.live:
-                self._core.train_once(self.train_loader, hooks)
-                if self.live is not None:
-                    self._show_losses(self.live)
+            self._core.train_once(self.train_loader, hooks)
         finally:
-            self.live = None
+            self.vis.stop_thread()
         self.last_epoch_time = perf_counter() - started
         if self._wants_checkpoint:
             self._save_state()
@@ -294,47 +288,14 @@ class Trainer(LoggingTrainer):
             f"{type(self).__name__} must override {name}, or pass it to train_paired."
         )
 
-    def _live_view(self, multithreaded: bool) -> LiveView | None:
-        settings = self.config.visualizer.visdom
-        if self.experiment_dir is None or not settings.enable or not self._core.runtime.is_main:
-            return None
-        return LiveView(
-            self.experiment_dir / "live",
-            image_size=settings.image_size,
-            multithreaded=multithreaded,
-        )
-
-    def show_live(self, x: Tensor, y_fake: Tensor, y: Tensor) -> None:
-        """Write a triplet and the loss curves to the experiment's folder `live`, unless the config
-        turns it off."""
-        if self.live is not None:
-            self.live.update_images(x, y_fake, y)
-            self._show_losses(self.live)
-
-    def _show_losses(self, live: LiveView) -> None:
-        # reading metrics needs all processes, and only this one is here
-        if self._core.runtime.world == 1:
-            self._core.run.flush()
-        series = self._core.history.steps
-        losses = losses_of(self)
-        names = [] if losses is None else [name for name in losses.loss_fns if name in series]
-        length = self._core.run.epoch_length() or 1
-        live.update_losses(
-            self.vis.points | {name: thinned(series[name], length) for name in names}
-        )
-
     def print_end_of_epoch(self, capture: bool = False) -> str | None:
         """Print the number and the duration of the epoch; with `capture`, return the text
         instead."""
         text = f"(End of epoch: {self.current_epoch}) Time: {self.last_epoch_time:.2f} s"
         return self._print(text, capture)
 
-    def _print(self, text: str, capture: bool) -> str | None:
-        if capture:
-            return text
-        if self._core.runtime.is_main:
-            print(text, flush=True)
-        return None
+    def _print(self, text: str, capture: bool = False) -> str | None:
+        return print_or_return(text, capture, not self._core.runtime.is_main)
 
     # Files
 
@@ -344,17 +305,11 @@ class Trainer(LoggingTrainer):
 
         A run continues exactly from it. With `capture`, returns a line that says where it is.
         """
-        if str(mode).lower() != "both":
-            raise ConfigurationError(
-                "save-mode",
-                f"save_checkpoint was given mode={mode!r}; 'both' saves everything, and "
-                "self.export_model_weights(network, optimizer, 'G') one network.",
-            )
         path = self._save_state()
         return f"Checkpoint saved: {path}" if capture else path
 
     def _save_state(self) -> Path:
-        path = epoch_path(self._directory(), self.current_epoch or self.loaded_epoch)
+        path = self.experiment_dir / EPOCHS / f"epoch{self.current_epoch or self.loaded_epoch}"
         self._wants_checkpoint = self._core.is_running
         if not self._wants_checkpoint:
             self._core.adopt()
@@ -364,44 +319,32 @@ class Trainer(LoggingTrainer):
     def continue_run(self) -> None:
         """Continue exactly from `train.load.load_epoch`; call it when all networks and optimizers
         exist."""
-        wanted = self.config.train.load.load_epoch
-        checkpoint = self._stored_state()
-        if checkpoint is None:
-            there = ", ".join(map(str, saved_epochs(self._directory()))) or "none"
-            raise CheckpointError(
-                "no-saved-epoch",
-                f"{self.experiment_dir} has no saved state of epoch {wanted} to continue from; "
-                f"saved epochs: {there}. Set train.load.load_epoch to one of them, or to 'latest'.",
-            )
-        self.loaded_epoch = self._core.continue_from(checkpoint)
+        if not self._continue_from_state():
+            wanted = self.config.train.load.load_epoch
+            raise nothing_saved(self.experiment_dir, "complete state", wanted)
 
-    def _stored_state(self) -> Checkpoint | None:
-        """What `train.load.load_epoch` names, None where there is none; the first process chooses
-        for all."""
+    def _continue_from_state(self) -> bool:
+        """Continue from what `train.load.load_epoch` names, if there is such a state; the first
+        process chooses for all."""
         own: list[Checkpoint | None] = []
 
         def choose() -> Path | None:
-            own.append(read_state(self._directory(), self.config.train.load.load_epoch))
+            own.append(read_state(self.experiment_dir, self.config.train.load.load_epoch))
             return None if own[0] is None else own[0].path
 
         path = on_first_process(self._core.runtime, choose)
-        if own or path is None:
-            return own[0] if own else None
-        return read_checkpoint(path)
+        if path is None:
+            return False
+        checkpoint = own[0] if own else None
+        self.loaded_epoch = self._core.continue_from(checkpoint or read_checkpoint(path))
+        return True
 
     def remaining_epochs(self, total: int | None = None) -> int:
         """Return how many epochs are left of `total`. Default: the epochs of the generator's
         learning rate."""
-        self._total_epochs = total
+        if total is not None:
+            self._planned_epochs = total
         return max(self._planned_epochs - self.loaded_epoch, 0)
-
-    @property
-    def _planned_epochs(self) -> int:
-        """The epochs of the whole experiment: as given to `remaining_epochs`, or as the learning
-        rate is planned."""
-        planned = self.config.train.generator.learning_rate
-        total = self._total_epochs
-        return planned.epochs + planned.epochs_decay if total is None else total
 
     def load_checkpoint(
         self,
@@ -419,7 +362,7 @@ class Trainer(LoggingTrainer):
         names = [name for name, value in vars(self).items() if value is network]
         epoch = self.config.train.load.load_epoch
         self.loaded_epoch = load_network(
-            self._directory(), epoch, net_type, network, optimizer, names
+            self.experiment_dir, epoch, net_type, network, optimizer, names
         )
         if optimizer is not None and learning_rate is not None:
             for group in optimizer.param_groups:
@@ -429,26 +372,34 @@ class Trainer(LoggingTrainer):
         """Write one network and its optimizer to `epoch{n}_net{net}` in the experiment's
         directory."""
         epoch = self.current_epoch or self.loaded_epoch
-        path = self._directory() / f"epoch{epoch}_net{net}"
-        on_first_process(self._core.runtime, lambda: save_network(path, mod, opt, net, epoch))
+        path = self.experiment_dir / f"epoch{epoch}_net{net}"
+        optimizers = {} if opt is None else {net: opt}
+        write = partial(write_parts, path, {net: mod}, optimizers, meta={"epoch": epoch})
+        on_first_process(self._core.runtime, write)
         return path
 
     def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
         """Write input, output and target of `save.num_examples` images, other ones in each epoch;
         return the paths."""
-        write = partial(
-            write_examples,
-            self.examples_dir or self._directory() / "examples",
-            network,
-            dataloader,
-            epoch=self.current_epoch or self.loaded_epoch,
-            count=self.config.save.num_examples,
-            seed=self.config.common.seed or 0,
-            device=self._core.runtime.device,
-        )
+
+        def write() -> list[Path]:
+            with evaluating([network], ()), torch.no_grad(), preserved_rng():
+                return self._write_examples(network, dataloader)
+
         with self._core.runtime.autocast:
             paths = on_first_process(self._core.runtime, write)
         log_files(self._core.run, "examples", paths)
+        return paths
+
+    def _write_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
+        epoch = self.current_epoch or self.loaded_epoch
+        pairs = choose_pairs(dataloader, self.config.common.seed or 0, epoch)
+        paths = []
+        for number, (x, y) in enumerate(islice(pairs, self.config.save.num_examples), start=1):
+            output = network(x.unsqueeze(0).to(self.device))[0]
+            for part, image in zip(PARTS, (x, output, y), strict=True):
+                paths.append(self.examples_dir / f"epoch{epoch}_{number}_{part}.png")
+                write_image(paths[-1], image)
         return paths
 
     def finish(self) -> None:
@@ -456,10 +407,14 @@ class Trainer(LoggingTrainer):
         same."""
         self._core.finish()
 
-    def _directory(self) -> Path:
-        if self.experiment_dir is None:
-            raise ConfigurationError(
-                "no-experiment-directory",
-                "There is no experiment directory: call build_output_directory() first.",
-            )
-        return self.experiment_dir
+
+def choose_pairs(loader: Any, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The pairs of a loader in an order that follows from the seed and the epoch; of data without
+    indices, as they come."""
+    dataset: Any = loader.dataset if isinstance(loader, DataLoader) else None
+    if dataset is not None and not isinstance(dataset, IterableDataset):
+        for index in permutation(seed, epoch, len(dataset)).tolist():
+            yield dataset[index]
+        return
+    for inputs, targets in loader:
+        yield from zip(inputs, targets, strict=True)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .config import BaseTrainerConfig
 from .core import TrainerResult
-from .trainer import BaseTrainer
+from .trainer import BaseTrainer, BaseTrainerConfig
 
 if TYPE_CHECKING:
     from .experiment import Experiment

@@ -3,11 +3,11 @@ have overridden."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -25,23 +25,19 @@ from ...metrics.progress import Progress
 from ...metrics.result import StepResult
 from ...optim.build import build_schedule, named
 from ...run.experiment import describe_dataset
-from ...runtime import Runtime
 from ...runtime.base import is_launched
 from ...text import nearest
-from ...training.own_steps import scheduler_position
 from ...training.program import Changes, Display, MessageNames
 from ...training.supervised import call_model, describe
-from ...training.update import OptimizerUpdate
-from ...training.updates import OptimizerChoice, listed
-from .._shared import InterfaceCore, InterfaceNames, StepSchedulers, other_optimizers
-from .config import BaseTrainerConfig
+from .._shared import InterfaceCore, InterfaceNames, other_optimizers
 
 if TYPE_CHECKING:
     from ...data.open import Stream
-    from .trainer import BaseTrainer
+    from .trainer import BaseTrainer, BaseTrainerConfig
 
 PACKAGE = __name__.partition(".")[0]
 DEFAULT_OPTIMIZER = partial(torch.optim.AdamW, lr=1e-3)
+WITHOUT_EFFECT = ("static_graph", "add_default_callbacks", "add_trainer_callbacks")
 EVERY = ("every_n_epochs", "every_n_updates", "every_n_samples")
 
 
@@ -94,6 +90,7 @@ class ConfiguredCore(InterfaceCore):
     by their keys."""
 
     names = NAMES
+    _leaves_schedules = False
 
     def __init__(
         self,
@@ -119,7 +116,9 @@ class ConfiguredCore(InterfaceCore):
             callbacks=[*callbacks, *_settings_as_callbacks(config)],
             accumulate=config.accumulate,
             precision=config.core_precision,
-            compile="step" if config.use_torch_compile == "step" else None,
+            compile="model"
+            if config.use_torch_compile is True
+            else config.use_torch_compile or None,
             runtime=_runtime_of(config, runtime),
             seed=seed,
             run_dir=run_dir,
@@ -129,8 +128,7 @@ class ConfiguredCore(InterfaceCore):
             NAMES.check_callback(callback)
         self.config = config
         self._is_several = isinstance(model, Mapping)
-        self.own_scheduling = OwnScheduling(self)
-        self._has_looked = False
+        self._has_looked = False  # whether a step of the user's own calls backward()
         self.datasets = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
 
@@ -157,59 +155,47 @@ class ConfiguredCore(InterfaceCore):
         return self._has_default_step
 
     def train_step(self, batch: Any) -> StepResult:
-        """The interface's step; schedulers that a step of the user's own steps are left to it."""
-        if self._has_default_step or not self.schedules:
-            return self._take_step(batch)
-        with self.own_scheduling.around_step():
-            return self._take_step(batch)
-
-    def _take_step(self, batch: Any) -> StepResult:
         """The interface's step, and the update with its total loss unless the step made updates
         itself."""
         before = self.run.updates.calls
-        # whether a window begins, in a step that is not looked at yet
-        is_fresh = not (self._has_looked or self._has_default_step or self._has_gradients)
+        is_first = not self._has_looked
+        self._has_looked = True
         returned = self.interface.train_step(batch, self.interface_model)
         result = step_result_of(returned, self.run.window.size)
         if self.run.updates.calls == before:
-            if is_fresh and self._has_gradients:
-                # a backward pass for this once, and only where a step called backward()
-                self._has_looked = True
-                refuse_doubled(returned.total_loss, self.run.updates.by_name.values())
+            if is_first and not self._has_default_step:
+                self._refuse_gradients()
             self.update(
                 returned.total_loss, self.run.updates.all_names if self._has_default_step else None
             )
         return result
 
-    @property
-    def _has_gradients(self) -> bool:
-        return any(
-            param.grad is not None
-            for update in self.run.updates.by_name.values()
-            for param in update.params
-        )
+    def _refuse_gradients(self) -> None:
+        """Raise where the first step left gradients, to which those of its total loss would be
+        added."""
+        updates = self.run.updates.by_name.values()
+        if any(param.grad is not None for update in updates for param in update.params):
+            raise ConfigurationError(
+                "backward-twice",
+                "`train_step` called backward() and stepped no optimizer. Remove backward(), "
+                "because the trainer calls it with the total_loss, or call `self.update(loss)` "
+                "instead.",
+            )
 
     def eval_step(self, batch: Any) -> StepResult:
+        has_own = self.interface.overrides("eval_step")
         try:
             returned = self.interface.eval_step(batch, self.interface_model)
-        except RuntimeError as error:
-            if "does not require grad" in str(error):  # of backward()
-                self._check_update(None)
-            raise
-        name = "eval_step" if self.interface.overrides("eval_step") else "train_step"
-        return step_result_of(returned, self.run.window.size, name)
-
-    def _check_update(self, loss: Any, count: Any = None) -> None:
-        try:
-            super()._check_update(loss, count)
-        except ConfigurationError as error:
-            if self.run.metrics.is_evaluating and not self.interface.overrides("eval_step"):
+        except (ConfigurationError, RuntimeError) as error:
+            if not has_own and not self._has_default_step:
                 error.add_note(
                     "An evaluation uses `train_step` if there is no `eval_step`: override "
                     "`eval_step(self, batch, model)`, which returns a TrainerResult and does not "
                     "update."
                 )
             raise
+        name = "eval_step" if has_own else "train_step"
+        return step_result_of(returned, self.run.window.size, name)
 
     @property
     def can_predict(self) -> bool:
@@ -218,20 +204,6 @@ class ConfiguredCore(InterfaceCore):
 
     def predict_step(self, batch: Any) -> Any:
         return self.interface.predict_step(batch, self.interface_model)
-
-    def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
-        if not self.own_scheduling.is_in_step:
-            super().update(loss, optimizer, **options)
-            return
-        with self.own_scheduling.around_update(optimizer):
-            super().update(loss, optimizer, **options)
-
-    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
-        """Step the schedulers that count epochs, except schedulers that the user's step has
-        stepped."""
-        for name, schedule in self.schedules.items():
-            if schedule.interval == "epoch" and name not in self.own_scheduling.of_epochs:
-                schedule.step(row)
 
     # Models and callbacks
 
@@ -251,7 +223,6 @@ class ConfiguredCore(InterfaceCore):
         """A model, optimizer or scheduler that the user assigns to the interface, before training
         or after."""
         if name == "model":
-            self.interface._check_several(value)
             self._is_several = isinstance(value, Mapping)
         if not self._components.are_built:
             self._given[name] = value
@@ -266,8 +237,9 @@ class ConfiguredCore(InterfaceCore):
     def _setup_training(self) -> None:
         super()._setup_training()
         if self.run.call.number == 0:
-            for name, reason in self.config.without_effect.items():
-                self.run.say(f"trainer.{name} has no effect: {reason}.")
+            for name in WITHOUT_EFFECT:
+                if name in self.config.model_fields_set:
+                    self.run.say(f"trainer.{name} has no effect.")
         for name, module in vars(self.interface).items():
             if isinstance(module, nn.Module):
                 self._take_along(name, module)
@@ -322,16 +294,12 @@ class ConfiguredCore(InterfaceCore):
         self._refuse_other_optimizers()
         data = self.training_data()
         config = self.config
+        at = self.progress
         if self.run.call.number == 0 and config.start_at_epoch:
             self._start_late(data)
-        epochs, updates, samples = (
-            None if limit is None else max(limit - now, 0)
-            for limit, now in (
-                (config.max_epochs, self.progress.epoch),
-                (config.max_updates, self.progress.update),
-                (config.max_samples, self.progress.sample),
-            )
-        )
+        epochs = None if config.max_epochs is None else max(config.max_epochs - at.epoch, 0)
+        updates = None if config.max_updates is None else max(config.max_updates - at.update, 0)
+        samples = None if config.max_samples is None else max(config.max_samples - at.sample, 0)
         if self.run.call.number and 0 in (epochs, updates, samples):
             return self.history
         return self.train(
@@ -343,14 +311,13 @@ class ConfiguredCore(InterfaceCore):
         checkpoint has it."""
         self.setup()
         for name in other_optimizers(self.interface, self.optimizers.values()):
-            every = ", ".join(f"{known!r}: ..." for known in (*self.optimizers, name))
             raise ConfigurationError(
                 "optimizer-beside-others",
                 f"{type(self.interface).__name__} made the optimizer self.{name} itself, beside "
                 f"{', '.join(self.optimizers)}: checkpoints would not contain it, and "
                 "`self.update(loss)` would compute no gradients for it. Pass all optimizers to "
-                f"the constructor, as optimizer={{{every}}}, and call `self.update(loss, "
-                f"{name!r})` in `train_step`.",
+                "the constructor by name, as optimizer={...}, and call "
+                f"`self.update(loss, {name!r})` in `train_step`.",
             )
 
     def training_data(self) -> Any:
@@ -365,14 +332,12 @@ class ConfiguredCore(InterfaceCore):
 
     def dataset(self, key: Any) -> Any:
         """A data set by its key; data that is given instead of a key, as it is."""
-        if not isinstance(key, str):
-            return key
-        if key not in self.datasets:
+        if isinstance(key, str) and key not in self.datasets:
             raise ConfigurationError(
                 "no-such-data-set",
                 f"There is no data set {key!r} under `datasets`; {nearest(key, self.datasets)}",
             )
-        return self.datasets[key]
+        return self.datasets[key] if isinstance(key, str) else key
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         """Samples are put into batches of the configured size, also where a callback evaluates
@@ -420,72 +385,6 @@ class ConfiguredCore(InterfaceCore):
         self.run.start_after(earlier, [{} for _ in range(epochs)])
 
 
-class OwnScheduling(StepSchedulers):
-    """Leaves the schedulers of updates, and of epochs, to a step of the user's own that steps
-    them."""
-
-    def __init__(self, core: ConfiguredCore) -> None:
-        super().__init__()
-        self.core = core
-        self.of_epochs: set[str] = set()  # schedulers that count epochs and that a step has stepped
-        self.is_in_step = False  # whether a step of the user's own is under way
-
-    @contextmanager
-    def around_step(self) -> Iterator[None]:
-        """A step of the user's own, and the update with its total loss."""
-        epochs = self._positions_of_epochs()
-        self.reset()
-        self.begin_step(self.core.run.updates.by_name.values())
-        self.is_in_step = True
-        try:
-            yield
-            self.follow_all()
-        finally:
-            self.is_in_step = False
-        after = self._positions_of_epochs()
-        self.of_epochs |= {
-            name for name, position in epochs.items() if after.get(name, position) != position
-        }
-
-    @contextmanager
-    def around_update(self, optimizer: OptimizerChoice) -> Iterator[None]:
-        """An update, which leaves the schedulers of its optimizers to this."""
-        before = [
-            (update, update.schedulers, update.num_updates) for update in self._scheduled(optimizer)
-        ]
-        for update, _, _ in before:
-            if update.name in self.due:
-                self.follow(update)
-            update.schedulers = []
-        try:
-            yield
-        finally:
-            for update, schedulers, _ in before:
-                update.schedulers = schedulers
-        self.due |= {
-            update.name: update
-            for update, _, num_updates in before
-            if update.num_updates != num_updates
-        }
-
-    def _scheduled(self, optimizer: OptimizerChoice) -> list[OptimizerUpdate]:
-        """The updates with schedulers, among those of the optimizers given; one that is not there
-        is found later."""
-        named = listed(optimizer)
-        return [
-            update
-            for update in self.core.run.updates.by_name.values()
-            if update.schedulers
-            and any(one in (None, update.name) or one is update.optimizer for one in named)
-        ]
-
-    def _positions_of_epochs(self) -> Mapping[str, Any]:
-        schedules = self.core.schedules.items()
-        return {
-            name: scheduler_position(s.scheduler) for name, s in schedules if s.interval == "epoch"
-        }
-
-
 class UnusedParameters(Callback):
     """Says which parameters the first update leaves without a gradient."""
 
@@ -517,48 +416,21 @@ def _settings_as_callbacks(config: BaseTrainerConfig) -> list[Callback]:
 
 
 def _runtime_of(config: BaseTrainerConfig, given: Any) -> Any:
-    """What the core is to run on: as given, unless there are settings that only a runtime of our
-    own can have."""
-    # copies of a model may differ in what they use
-    finds_unused = config.find_unused_params and given == "fsdp"
-    if isinstance(given, Runtime) or not (config.core_compile or finds_unused):
+    """What the core is to run on: as given; FSDP2 is told where copies may differ in what they
+    use."""
+    if not (config.find_unused_params and given == "fsdp" and is_launched()):
         return given
-    options: dict[str, Any] = {"precision": config.core_precision, "compile": config.core_compile}
-    if not is_launched():
-        return Runtime(None if given in ("ddp", "fsdp") else given, **options)
     from ...runtime.distributed import DistributedRuntime
 
-    return DistributedRuntime(given or "ddp", find_unused_parameters=finds_unused, **options)
-
-
-def refuse_doubled(loss: Any, updates: Iterable[OptimizerUpdate]) -> None:
-    """Raise where the gradients that a step left are those of its total loss, which would be added
-    once more."""
-    params = [param for update in updates for param in update.params if param.grad is not None]
-    try:
-        grads = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
-    except (RuntimeError, TypeError, AttributeError):
-        return  # the update will fail as well, and say why; or the model allows no such look
-    if all(_is_about(grad, param.grad) for grad, param in zip(grads, params, strict=True)):
-        raise ConfigurationError(
-            "backward-twice",
-            "The total_loss that `train_step` returned has already been through backward(). Remove "
-            "backward(), because the trainer calls it with the total_loss, or call "
-            "`self.update(loss)` instead.",
-        )
-
-
-def _is_about(grad: Tensor | None, other: Any) -> bool:
-    """Whether two gradients are the same but for rounding."""
-    return grad is not None and bool((grad - other).norm() <= 1e-4 * other.norm())
+    return DistributedRuntime(
+        "fsdp",
+        find_unused_parameters=True,
+        precision=config.core_precision,
+        compile="model" if config.use_torch_compile is True else None,
+    )
 
 
 # From what `loss_compute` returned to what the core calls a step's result
-
-_ACCEPTED = (
-    "a dict of named losses, a tensor, a list or tuple of tensors, or any of these together with "
-    "a dict of additional outputs: (losses, additional_outputs)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,47 +450,41 @@ class TrainerResult:
 
 
 def result_of(returned: Any) -> TrainerResult:
-    """Normalise what `loss_compute` returned; the total is the sum of the losses."""
-    losses, additional = split_additional(returned)
-    if losses is None or (isinstance(losses, (Mapping, list, tuple)) and not losses):
+    """Normalise what `loss_compute` returned; the total is the sum of the losses.
+
+    Of a pair, the second is no loss if it is a dict or None: the additional outputs.
+    """
+    losses = returned
+    additional = None
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    if is_pair and isinstance(returned[1], (Mapping, NoneType)):
+        losses, additional = returned
+    if isinstance(losses, (list, tuple)):
+        losses = {f"loss_{number}": loss for number, loss in enumerate(losses)}
+    elif losses is None:
+        losses = {}
+    elif not isinstance(losses, Mapping):
+        losses = {"loss": losses}
+    if not losses:
         raise ConfigurationError(
             "no-losses",
             "No losses computed: loss_compute returned nothing to optimise. Check that it returns "
             "its losses, and that the keys it uses are in the model's outputs and in "
             "target_properties.",
         )
-    named = name_losses(losses)
-    total, *others = named.values()
-    for loss in others:
-        total = total + loss
-    return TrainerResult(total, named, additional)
-
-
-def split_additional(returned: Any) -> tuple[Any, Mapping[str, Any] | None]:
-    """(losses, additional outputs): of a pair, the second is no loss if it is a dict or None."""
-    if isinstance(returned, tuple) and len(returned) == 2:
-        losses, additional = returned
-        if additional is None or isinstance(additional, Mapping):
-            return losses, additional
-    return returned, None
-
-
-def name_losses(losses: Any) -> dict[str, Tensor]:
-    """Every loss under a name: its own, `loss`, or `loss_0`, `loss_1` and so on."""
-    if isinstance(losses, Tensor):
-        return {"loss": losses}
-    if isinstance(losses, (list, tuple)):
-        losses = {f"loss_{number}": loss for number, loss in enumerate(losses)}
-    given = losses if isinstance(losses, Mapping) else {"loss": losses}
-    for name, loss in given.items():
+    for name, loss in losses.items():
         if not isinstance(loss, Tensor):
             raise ConfigurationError(
                 "loss-no-tensor",
-                f"loss_compute returned {describe(loss)} as the loss {name!r}; expected "
-                f"{_ACCEPTED}. A loss is a tensor with a graph, without `.item()`; put other "
-                f"values into the additional outputs: return (losses, {{{name!r}: ...}}).",
+                f"loss_compute returned {describe(loss)} as the loss {name!r}; expected a dict of "
+                "named losses, a tensor, a list or tuple of tensors, or any of these together with "
+                "a dict of additional outputs: (losses, additional_outputs). A loss is a tensor "
+                "with a graph, without `.item()`.",
             )
-    return dict(losses)
+    total, *others = losses.values()
+    for loss in others:
+        total = total + loss
+    return TrainerResult(total, dict(losses), additional)
 
 
 def step_result_of(result: Any, size: int, step: str = "train_step") -> StepResult:
@@ -631,16 +497,11 @@ def step_result_of(result: Any, size: int, step: str = "train_step") -> StepResu
             "TrainerResult(total_loss=loss), with losses_to_log and additional_outputs if you "
             "have any.",
         )
-    metrics = dict(_metrics(result.total_loss, (result.losses_to_log or {}).items()))
+    metrics = dict(result.losses_to_log or {})
+    if metrics.get("loss") is not None:  # `loss` is the total; a part of it has another name
+        own = metrics.pop("loss")
+        if own is not result.total_loss:
+            metrics["loss/loss"] = own
     return StepResult(
         result.total_loss, size, metrics, None, result.additional_outputs, tuple(metrics)
     )
-
-
-def _metrics(total: Tensor, losses: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Any]]:
-    """`loss` is the total; one of several losses that is called so as well goes by `loss/loss`."""
-    for name, loss in losses:
-        if name != "loss":
-            yield name, loss
-        elif loss is not total:
-            yield "loss/loss", loss

@@ -40,8 +40,7 @@ from ...optim.build import Schedule
 from ...optim.groups import GroupedOptimizer
 from ...run.experiment import ConfiguredRun
 from ...schedules import Curve
-from .config import INITIALIZER, UNITS
-from .trainer import BaseTrainer
+from .trainer import INITIALIZER, UNITS, BaseTrainer
 
 DEPENDENCIES = (
     "model",
@@ -269,55 +268,28 @@ def _wrong_parts(config: Config, names: Sequence[str]) -> Iterator[Problem]:
             yield config.problem(
                 part, f"there is another one in `model` ({', '.join(own)}): keep only one of them."
             )
-    if not names and "model.optimizer" in config and config.get("model.optimizer") is None:
-        yield config.problem(
-            "model.optimizer",
-            "is null, but the model must be trained: leave it out to use AdamW, or name one.",
-        )
-    yield from _wrong_names(config, names)
     with_optimizer = [name for name in names if config.get(f"model.{name}.optimizer") is not None]
     for name in names:
         key = f"model.{name}"
+        if not name.isidentifier():
+            yield config.problem(
+                key, f"{name!r} must be a name as in Python: use letters, digits and '_'."
+            )
         if with_optimizer and f"{key}.optimizer" not in config:
             yield config.problem(
                 key,
                 f"has no optimizer, but model.{with_optimizer[0]} has one: give it its own "
                 "`optimizer:`, or write `optimizer: null` for a model that is not trained.",
             )
-        if config.get(f"{key}.scheduler") is not None and name not in with_optimizer:
-            yield config.problem(
-                f"{key}.scheduler", "has no optimizer to schedule: add one to this model."
-            )
-    if len(with_optimizer) > 1 and config.get("scheduler") is not None:
-        there = ", ".join(f"model.{name}.optimizer" for name in with_optimizer)
-        yield config.problem(
-            "scheduler", f"there are several optimizers ({there}): put a scheduler into each model."
-        )
-
-
-def _wrong_names(config: Config, names: Sequence[str]) -> Iterator[Problem]:
-    for name in names:
-        if not name.isidentifier():
-            message = (
-                f"{name!r} must be usable as the name of a model: use letters, digits and "
-                "'_', as in Python."
-            )
-            yield config.problem(f"model.{name}", message)
 
 
 def _unknown_datasets(config: Config, known: Sequence[str]) -> Iterator[Problem]:
     """Callbacks that name a data set which is not there."""
     callbacks = config.get("trainer.callbacks")
     for at, callback in enumerate(callbacks if isinstance(callbacks, list) else ()):
-        kind = callback.get("kind") if isinstance(callback, Mapping) else callback
-        name = str(kind).rpartition(".")[2]
-        if name not in READERS:
-            continue
-        key = (
-            callback.get("dataset_key", READERS[name])
-            if isinstance(callback, Mapping)
-            else READERS[name]
-        )
-        if isinstance(key, str) and key not in known:
+        given = callback if isinstance(callback, Mapping) else {"kind": callback}
+        name = str(given.get("kind")).rpartition(".")[2]
+        key = given.get("dataset_key", READERS.get(name))
+        if name in READERS and isinstance(key, str) and key not in known:
             place = f"trainer.callbacks.{at}.dataset_key"
             yield config.problem(place, f"there is no data set {key!r}; {nearest(key, known)}")

@@ -1,29 +1,176 @@
-"""`BaseTrainer`: write `loss_compute`, and say in the config which parts of a batch are inputs and
-which targets."""
+"""`BaseTrainer` and its settings, as they stand under `trainer:` in a run file: write
+`loss_compute`, and say in the config which parts of a batch are inputs and which targets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callback import TrainerHooks, hook_names
+from ...callback import Callback, TrainerHooks, hook_names
 from ...callbacks.interval import Periodic
+from ...config.kinds import Place
 from ...errors import ConfigurationError
+from ...initializers import Initializer
 from ...metrics.history import History
 from ...metrics.progress import Progress
 from ...text import nearest
+from ...training import program
 from ...training.program import Changes, Display
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
 from .._shared import LoggingTrainer, is_overridden
-from .config import BaseTrainerConfig
-from .core import NAMES, ConfiguredCore, TrainerResult, result_of
+from .core import NAMES, WITHOUT_EFFECT, ConfiguredCore, TrainerResult, result_of
+
+CALLBACK = Place("callback", Callback, description="Observes the run.")
+INITIALIZER = Place(
+    "initializer",
+    Initializer,
+    short={"FromCheckpoint": "loopwright.initializers.FromCheckpoint"},
+    description="Where the first weights come from. Default: the model itself.",
+)
+Count = Annotated[StrictInt, Field(ge=0)]
+Positive = Annotated[StrictInt, Field(ge=1)]
+Precision = Literal["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]
+
+UNITS = ("epochs", "updates", "samples")
+LIMITS = tuple(f"max_{unit}" for unit in UNITS)
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+# the default
+MAY_BE_NULL = (
+    "callbacks",
+    "forward_properties",
+    "target_properties",
+    "start_at_epoch",
+    *WITHOUT_EFFECT,
+)
+
+
+class BaseTrainerConfig(BaseModel):
+    """The settings of every configured trainer; a subclass adds fields of its own. Unknown keys are
+    refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True
+    )
+
+    kind: str | None = None
+    """The trainer class; its annotation of `trainer_config` decides its settings."""
+    max_epochs: Count | None = None
+    """How long to train, in epochs. Give exactly one of the three limits."""
+    max_updates: Count | None = None
+    """How long to train, in updates of the weights."""
+    max_samples: Count | None = None
+    """How long to train, in samples; training ends exactly there."""
+    effective_batch_size: Positive = 32
+    """Samples in one update, over all processes."""
+    max_batch_size: Positive | None = None
+    """Samples that go through the model at once. A larger update is several equal batches."""
+    num_workers: Count = 0
+    """Worker processes that read the training data."""
+    precision: Precision = "fp32"
+    """The precision of the forward pass."""
+    callbacks: list[Annotated[Any, CALLBACK]] = []
+    """Callbacks of `loopwright.callbacks`, or your own."""
+    initializer: Annotated[Any, INITIALIZER] = None
+    """First weights from an earlier run: `{kind: FromCheckpoint, path: ...}`."""
+    start_at_epoch: Count = 0
+    """Count as if this number of epochs were done; their data is not read."""
+    forward_properties: list[str] = []
+    """Keys of a batch that are passed to the model, as keyword arguments."""
+    target_properties: list[str] = []
+    """Keys of a batch that `loss_compute` gets."""
+    log_every_n_epochs: Positive | None = None
+    """Print progress and remaining time every n epochs."""
+    log_every_n_updates: Positive | None = None
+    """The same every n updates; at most one of the three."""
+    log_every_n_samples: Positive | None = None
+    """The same every n samples."""
+    track_every_n_epochs: Positive | None = None
+    """Record the mean losses as `online_loss` every n epochs."""
+    track_every_n_updates: Positive | None = None
+    """The same every n updates; at most one of the three."""
+    track_every_n_samples: Positive | None = None
+    """The same every n samples."""
+    skip_nan_loss: StrictBool = False
+    """Skip updates whose loss is not finite, instead of an error."""
+    skip_nan_loss_max_count: Count = 100
+    """How many updates a run may skip before it is an error."""
+    use_torch_compile: StrictBool | Literal["step"] = False
+    """Compile the model with torch.compile; with `step` the whole training step as one graph."""
+    find_unused_params: StrictBool = False
+    """List the parameters without a gradient in the first update."""
+    save_on_sigint: StrictBool = True
+    """On Ctrl-C, finish the update and save; false ends at once."""
+
+    disable_gradient_accumulation: StrictBool = False
+    """Refuse a `max_batch_size` that makes several batches of an update."""
+    static_graph: StrictBool = False
+    """Accepted, without an effect; a line says so."""
+    add_default_callbacks: StrictBool = True
+    """Accepted, without an effect; a line says so."""
+    add_trainer_callbacks: StrictBool = True
+    """Accepted, without an effect; a line says so."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, settings: Any) -> Any:
+        if not isinstance(settings, dict):
+            return settings
+        return {
+            name: value
+            for name, value in settings.items()
+            if value is not None or name not in MAY_BE_NULL
+        }
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        """Refuse settings that contradict each other."""
+        given = [name for name in LIMITS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"exactly one of {', '.join(LIMITS)} must set how long to train; found "
+                f"{' and '.join(given) or 'none of them'}"
+            )
+        for what in ("log", "track"):
+            names = [f"{what}_every_n_{unit}" for unit in UNITS]
+            given = [name for name in names if getattr(self, name) is not None]
+            if len(given) > 1:
+                raise ValueError(f"one of {' and '.join(given)} at most")
+        if self.disable_gradient_accumulation and self.accumulate > 1:
+            raise ValueError(
+                f"disable_gradient_accumulation, and an update of {self.effective_batch_size} "
+                f"samples is {self.accumulate} batches with max_batch_size={self.max_batch_size}: "
+                "leave one of them out"
+            )
+        return self
+
+    @property
+    def accumulate(self) -> int:
+        """Batches in an update: as few as `max_batch_size` allows, and all of one size."""
+        largest = min(self.max_batch_size or self.effective_batch_size, self.effective_batch_size)
+        return next(
+            count
+            for count in range(
+                -(-self.effective_batch_size // largest), self.effective_batch_size + 1
+            )
+            if self.effective_batch_size % count == 0
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples that go through the model at once, on all processes together."""
+        return self.effective_batch_size // self.accumulate
+
+    @property
+    def core_precision(self) -> program.Precision:
+        return cast("program.Precision", PRECISIONS.get(self.precision, self.precision))
 
 
 class BaseTrainer(LoggingTrainer):
@@ -77,18 +224,26 @@ class BaseTrainer(LoggingTrainer):
     ) -> None:
         NAMES.check_trainer(self)
         self._check_hooks()
-        self._check_config(trainer_config)
-        self._check_several(model)
+        has_own = any(map(self.overrides, ("train_step", "_split_batch")))
+        if not trainer_config.forward_properties and not has_own:
+            raise ConfigurationError(
+                "no-forward-properties",
+                f"{type(self).__name__} has no forward_properties: list the keys of a batch to "
+                "pass to the model, or override `_split_batch`.",
+            )
         self.config = trainer_config
         self.forward_properties = list(trainer_config.forward_properties)
         self.target_properties = list(trainer_config.target_properties)
+        callbacks = list(trainer_config.callbacks)
+        if trainer_config.initializer is not None:  # a callback, too
+            callbacks.insert(0, trainer_config.initializer)
         self._core = ConfiguredCore(
             self,
             model=model,
             datasets=datasets,
             optimizer=optimizer,
             scheduler=scheduler,
-            callbacks=self._callbacks(trainer_config),
+            callbacks=callbacks,
             seed=seed,
             run_dir=run_dir,
             runtime=runtime,
@@ -104,7 +259,10 @@ class BaseTrainer(LoggingTrainer):
         A pair (losses, additional_outputs) also passes a dict of additional outputs to the
         callbacks.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no `loss_compute`.")
+        raise NotImplementedError(
+            f"{type(self).__name__} computes no loss: override `loss_compute`, or the whole "
+            "`train_step`."
+        )
 
     def train_step(self, batch: Any, model: Any) -> TrainerResult:
         """Call `_split_batch`, the model and `loss_compute` for one batch. The total loss is
@@ -117,15 +275,7 @@ class BaseTrainer(LoggingTrainer):
         forward_output = call_model(
             model, forward_batch, split="_split_batch", forward="train_step"
         )
-        try:
-            losses = self.loss_compute(forward_output=forward_output, targets=targets_batch)
-        except KeyError as error:
-            error.add_note(
-                f"`loss_compute` was given forward_output={describe(forward_output)} and "
-                f"targets={describe(targets_batch)}. Name the keys of a batch that it needs in "
-                "target_properties."
-            )
-            raise
+        losses = self.loss_compute(forward_output=forward_output, targets=targets_batch)
         return result_of(losses)
 
     def eval_step(self, batch: Any, model: Any) -> TrainerResult:
@@ -135,13 +285,6 @@ class BaseTrainer(LoggingTrainer):
 
     def predict_step(self, batch: Any, model: Any) -> Any:
         """Return the predictions for one batch. Default: the model's outputs."""
-        if isinstance(model, Mapping):
-            raise ConfigurationError(
-                "no-predict-step",
-                f"{type(self).__name__} has several models ({', '.join(model)}), so it must "
-                "define the predictions: override `predict_step(self, batch, model)`, where "
-                "`model` is the dict of them.",
-            )
         return call_model(
             model, self._split_batch(batch)[0], split="_split_batch", forward="predict_step"
         )
@@ -149,24 +292,19 @@ class BaseTrainer(LoggingTrainer):
     def _split_batch(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return (forward_batch, targets_batch): the entries that the two lists of properties
         name."""
-        if not isinstance(batch, Mapping):
-            raise ConfigurationError(
-                "batch-no-dict",
-                f"A batch is {describe(batch)}, but forward_properties and target_properties are "
-                "keys of a dict: return dicts from the data set, or override `_split_batch`.",
-            )
-        for setting in ("forward_properties", "target_properties"):
-            missing = [name for name in getattr(self, setting) if name not in batch]
-            if missing:
+        known = batch if isinstance(batch, Mapping) else {}
+        for name in (*self.forward_properties, *self.target_properties):
+            if name not in known:
                 raise ConfigurationError(
                     "unknown-property",
-                    f"{setting} names {', '.join(map(repr, missing))}, which a batch does not "
-                    f"have; {nearest(missing[0], batch)} Correct the setting, or return this key "
-                    "from the data set.",
+                    f"forward_properties or target_properties names {name!r}, which a batch, "
+                    f"{describe(batch)}, does not have; {nearest(name, known)} Correct the "
+                    "setting, return dicts with this key from the data set, or override "
+                    "`_split_batch`.",
                 )
-        return {name: batch[name] for name in self.forward_properties}, {
-            name: batch[name] for name in self.target_properties
-        }
+        forward_batch = {name: batch[name] for name in self.forward_properties}
+        targets_batch = {name: batch[name] for name in self.target_properties}
+        return forward_batch, targets_batch
 
     def update(
         self, loss: Tensor, optimizer: OptimizerChoice = None, *, retain_graph: bool | None = None
@@ -336,10 +474,6 @@ class BaseTrainer(LoggingTrainer):
         """The metrics so far, by epoch and by step."""
         return self._core.history
 
-    def _callbacks(self, config: BaseTrainerConfig) -> list[Any]:
-        """The config's callbacks, with the initializer, which is one too, in front."""
-        return [*([] if config.initializer is None else [config.initializer]), *config.callbacks]
-
     def overrides(self, name: str) -> bool:
         """Whether a subclass has a method of its own by this name."""
         return is_overridden(type(self), name, BaseTrainer)
@@ -356,37 +490,3 @@ class BaseTrainer(LoggingTrainer):
                     "callbacks. Put it into a subclass of loopwright.Callback, with `trainer` as "
                     "its first argument, and list that class under `callbacks`.",
                 )
-
-    def _check_config(self, config: Any) -> None:
-        """Refuse what could not take a single step."""
-        name = type(self).__name__
-        if not isinstance(config, BaseTrainerConfig):
-            raise ConfigurationError(
-                "no-trainer-config",
-                f"{name} was given {describe(config)} as its config: pass a BaseTrainerConfig, "
-                "such as BaseTrainerConfig(max_epochs=1, ...).",
-            )
-        if self.overrides("train_step"):
-            return
-        if not self.overrides("loss_compute"):
-            raise ConfigurationError(
-                "no-loss-compute",
-                f"{name} computes no loss: override `loss_compute`, or the whole `train_step`.",
-            )
-        if not config.forward_properties and not self.overrides("_split_batch"):
-            raise ConfigurationError(
-                "no-forward-properties",
-                f"{name} has no forward_properties: list the keys of a batch to pass to the model, "
-                "or override `_split_batch`.",
-            )
-
-    def _check_several(self, model: Any) -> None:
-        """Refuse several models where nothing says what to do with them."""
-        if isinstance(model, Mapping) and not self.overrides("train_step"):
-            raise ConfigurationError(
-                "several-models",
-                f"{type(self).__name__} has several models ({', '.join(model)}), but the default "
-                "`train_step` calls only one: override `train_step(self, batch, model)`, where "
-                "`model` is the dict of them, and call `self.update(loss, name)` for each "
-                "optimizer.",
-            )

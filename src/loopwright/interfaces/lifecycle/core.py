@@ -31,7 +31,7 @@ from ...training.evaluate import evaluate, measuring_nothing
 from ...training.fingerprint import describe_object, describe_program
 from ...training.own_steps import refused, update_in_evaluation
 from ...training.program import MessageNames
-from ...training.update import Guard, OptimizerUpdate
+from ...training.update import OptimizerUpdate, UpdateGuard
 from .._shared import InterfaceCore, InterfaceNames, other_optimizers
 from . import saving
 from .callbacks import TerminateOnNaNCallback
@@ -271,7 +271,7 @@ class LifecycleCore(InterfaceCore):
                 "model. If you replace `trainer.model`, replace `trainer.optimizer` too.",
             ) from None
 
-    def _rebuild_update(self, guard: Guard | None) -> None:
+    def _rebuild_update(self, guard: UpdateGuard | None) -> None:
         update = build_update(self, "optimizer", self.optimizers["optimizer"], guard)
         update.checks_losses = False  # the callback has looked at the loss before `backward_step`
         self.run.updates.replace(update)

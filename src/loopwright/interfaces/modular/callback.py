@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...callback import Callback as CoreCallback
-from ...callback import Dispatch, check_hooks, hook_names, named_by_class
-from ...errors import ConfigurationError, check_arguments
+from ...callback import Dispatch, as_callback, check_hooks, hook_names, named_by_class
 from ...training.callback_schedulers import CallbackSchedulers, state_of
 
 if TYPE_CHECKING:
@@ -133,19 +132,6 @@ for _event in hook_names(Callback):
     setattr(Hooks, _event, _without_trainer(_event))
 
 
-class EpochFunction(Callback):
-    """A plain function as a callback: called as `function(trainer, metrics)` at the end of every
-    epoch."""
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        self.function = function
-        self.name = getattr(function, "__name__", type(function).__name__)
-        check_arguments(function, ("trainer", "metrics"), f"Callback function {self.name}")
-
-    def on_epoch_end(self, trainer: DreamTrainer, metrics: Mapping[str, float]) -> None:
-        self.function(trainer, metrics)
-
-
 class States(CoreCallback):
     """The trainer's own hooks and the interface's callbacks, as one callback of the core.
 
@@ -170,9 +156,8 @@ class States(CoreCallback):
         self._update = (0, -1)  # the call and update that have begun
         for event, names in relayed.items():
             self._relay(event, names, partial(self._emit, names))
-        self._relay(
-            "on_train_step_start", ("on_update_start", "on_train_batch_start"), self._begin_batch
-        )
+        batch_starts = ("on_update_start", "on_train_batch_start")
+        self._relay("on_train_step_start", batch_starts, self._begin_batch)
         self._relay("on_train_step_end", ("on_train_batch_end",), self._end_batch)
 
     def _relay(self, event: str, names: Iterable[str], function: Callable[..., None]) -> None:
@@ -212,24 +197,15 @@ class States(CoreCallback):
 def sort_callbacks(
     given: Iterable[Any], names: InterfaceNames
 ) -> tuple[list[Callback], list[CoreCallback]]:
-    """The interface's callbacks, checked, and those of `loopwright.callbacks`, which the core knows
-    how to treat."""
+    """The interface's callbacks, checked, and those of the core, which plain functions are, too."""
     own: list[Callback] = []
     core: list[CoreCallback] = []
     for callback in given:
         made = callback() if isinstance(callback, type) else callback
-        if isinstance(made, CoreCallback):
-            core.append(made)
-        elif isinstance(made, Callback):
+        if isinstance(made, Callback):
             check_hooks(made, Callback)
             names.check_callback(made)
             own.append(made)
-        elif callable(made):
-            own.append(EpochFunction(made))
         else:
-            raise ConfigurationError(
-                "no-modular-callback",
-                f"{callback!r} is not a callback: pass a Callback of this module or of "
-                "loopwright.callbacks, or a function of (trainer, metrics).",
-            )
+            core.append(as_callback(made))
     return own, core

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,8 +17,6 @@ from ...optim.build import Interval
 from ...runtime import Mesh, Runtime
 
 _is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
-
-STRATEGIES = ("auto", "single", "ddp", "fsdp", "hsdp")
 
 
 @dataclass(kw_only=True)
@@ -144,26 +142,19 @@ class DreamTrainerConfig:
 
 
 def check_fields(kind: type[DreamTrainerConfig]) -> None:
-    """Refuse fields of a subclass that dataclasses do not see."""
+    """Refuse fields of a subclass that dataclasses do not see, so that they would be ignored."""
+    known = {field.name for field in fields(DreamTrainerConfig)}
     for part in kind.__mro__[: kind.__mro__.index(DreamTrainerConfig)]:
         annotated = inspect.get_annotations(part)
-        known = {
-            field.name for base in part.__mro__[1:] if is_dataclass(base) for field in fields(base)
-        }
-        bare = [name for name in vars(part) if name in known and name not in annotated]
-        if "__dataclass_fields__" not in vars(part) and (annotated or bare):
+        ignored = [name for name in vars(part) if name in known and name not in annotated]
+        if "__dataclass_fields__" not in vars(part):
+            ignored += annotated
+        if ignored:
             raise ConfigurationError(
                 "config-no-dataclass",
-                f"{part.__name__} is not a dataclass, so its fields "
-                f"({', '.join([*annotated, *bare])}) would be ignored: write "
-                "@dataclass(kw_only=True) above it.",
-            )
-        if bare:
-            raise ConfigurationError(
-                "field-without-type",
-                f"{part.__name__}.{bare[0]} has no type annotation, so the default of the base "
-                f"class would be used: write `{bare[0]}: {type(vars(part)[bare[0]]).__name__} = "
-                f"{vars(part)[bare[0]]!r}`.",
+                f"{part.__name__}: {', '.join(ignored)} would be ignored. Write "
+                "@dataclass(kw_only=True) above the class, and a type at each field, as in "
+                f"`{ignored[0]}: float = 0.1`.",
             )
 
 
@@ -181,30 +172,14 @@ def allow_loading(config: DreamTrainerConfig) -> None:
     """Let `torch.load` read a config from a checkpoint that the user wrote with `torch.save`."""
     values = [getattr(config, field.name) for field in fields(config)]
     values += [part for value in values if isinstance(value, list | tuple) for part in value]
-    kinds = {
-        type(value)
-        for value in values
-        if isinstance(value, Path)
-        or is_dataclass(value)
-        or type(value).__module__.partition(".")[0] not in ("builtins", "torch")
-    }
-    torch.serialization.add_safe_globals([type(config), *kinds])
+    kinds = {type(value) for value in values}
+    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("builtins", "torch")]
+    torch.serialization.add_safe_globals([type(config), *own])
 
 
-CHOICES = {
-    "scheduler_interval": (None, "epoch", "update"),
-    "monitor_mode": ("auto", "min", "max"),
-    "compile_model": (True, False),
-}
 # the least number of each; torch and the core check the others before the first step
-COUNTS = {
-    "n_epochs": 0,
-    "max_steps": 0,
-    "val_every_n_steps": 1,
-    "num_shards": 1,
-    "save_every_n_epochs": 1,
-}
-OPTIONAL = ("max_steps", "val_every_n_steps", "num_shards")
+COUNTS = {"n_epochs": 0, "save_every_n_epochs": 1}
+OPTIONAL_COUNTS = {"max_steps": 0, "val_every_n_steps": 1, "num_shards": 1}
 
 
 def check_config(config: DreamTrainerConfig) -> None:
@@ -215,8 +190,9 @@ def check_config(config: DreamTrainerConfig) -> None:
             f"config is a {type(config).__name__}: pass a DreamTrainerConfig, or a dataclass that "
             "inherits from it.",
         )
-    is_mesh = isinstance(config.strategy, Mesh)
-    choices = CHOICES if is_mesh else {"strategy": STRATEGIES, **CHOICES}
+    choices: dict[str, tuple[Any, ...]] = {"scheduler_interval": (None, "epoch", "update")}
+    if not isinstance(config.strategy, Mesh):
+        choices["strategy"] = ("auto", "single", "ddp", "fsdp", "hsdp")
     for name, known in choices.items():
         if getattr(config, name) not in known:
             raise ConfigurationError(
@@ -224,9 +200,10 @@ def check_config(config: DreamTrainerConfig) -> None:
                 f"{name}={getattr(config, name)!r}: use one of {', '.join(map(repr, known))}.",
             )
     for name, least in COUNTS.items():
-        if getattr(config, name) is not None or name not in OPTIONAL:
-            otherwise = "None" if name in OPTIONAL else ""
-            check_number(name, getattr(config, name), least=least, otherwise=otherwise)
+        check_number(name, getattr(config, name), least=least)
+    for name, least in OPTIONAL_COUNTS.items():
+        if getattr(config, name) is not None:
+            check_number(name, getattr(config, name), least=least, otherwise="None")
     if config.seed not in (None, "auto"):
         check_number("seed", config.seed, otherwise="None for different weights in each run")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..._torch_compat.compiling import uncompiled
 from ...callback import Callback as CoreCallback
-from ...callback import Dispatch, Hook
+from ...callback import Dispatch, FunctionCallback, Hook
 from ...callbacks.best import BestModel
 from ...callbacks.checkpoints import Checkpoints
 from ...checkpoint.manifest import check_inside
@@ -30,6 +30,7 @@ from ...metrics.meter import ComputedMetric
 from ...metrics.progress import Limits, Progress
 from ...metrics.result import StepResult
 from ...optim.build import Schedule, build_schedule
+from ...runtime.base import is_meta
 from ...training import steps as loop
 from ...training.components import (
     check_accumulation,
@@ -43,16 +44,8 @@ from ...training.train_call import run_training
 from .._shared import InterfaceCore, InterfaceNames
 from .callback import Callback, Hooks, States, sort_callbacks
 from .config import DreamTrainerConfig, build_runtime, without_callbacks
-from .gradients import EpochSchedulers, ModularGradients, nothing_trained
-from .loops import (
-    Loader,
-    TrainingOver,
-    UserLoop,
-    Validation,
-    check_returned,
-    is_named,
-    measured_in,
-)
+from .gradients import ModularGradients
+from .loops import Loader, TrainingOver, UserLoop, Validation, measured_in
 
 if TYPE_CHECKING:
     from .trainer import DreamTrainer
@@ -104,24 +97,17 @@ NAMES = InterfaceNames(
         "on_exception": ("on_exception",),
     },
     events_elsewhere={
-        **{
-            f"{when}_{phase}": f"on_{here}_{edge}"
-            for phase, here in {
-                "epoch": "epoch",
-                "fit": "fit",
-                "optimizer_step": "optimizer_step",
-                "train_epoch": "train_epoch",
-                "train_step": "train_batch",
-                "validation_epoch": "validation",
-                "validation_step": "validation_batch",
-            }.items()
-            for when, edge in (("pre", "start"), ("post", "end"))
-        },
-        **{
-            f"{when}_{phase}": "there is no such event here"
-            for phase in ("configure", "configure_models", "launch", "optimizer_zero_grad", "setup")
-            for when in ("pre", "post")
-        },
+        f"{when}_{phase}": f"on_{here}_{edge}"
+        for phase, here in {
+            "epoch": "epoch",
+            "fit": "fit",
+            "optimizer_step": "optimizer_step",
+            "train_epoch": "train_epoch",
+            "train_step": "train_batch",
+            "validation_epoch": "validation",
+            "validation_step": "validation_batch",
+        }.items()
+        for when, edge in (("pre", "start"), ("post", "end"))
     },
 )
 
@@ -145,10 +131,12 @@ class ModularCore(InterfaceCore):
         check_clipping("gradient_clip_val", config.gradient_clip_val)
         check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
         own, core = sort_callbacks(config.callbacks, NAMES)
+        self.interface = interface
         self.events = Dispatch(Callback, interface, own, base=Hooks)
         states = States(own, self.events, NAMES.events)
+        self.rounds = Rounds()
         super().__init__(
-            callbacks=[states, *core, *default_callbacks(config, core), Rounds()],
+            callbacks=[states, *core, *default_callbacks(config, core), self.rounds],
             accumulate=config.gradient_accumulation_steps,
             clip_norm=config.gradient_clip_val,
             runtime=build_runtime(config),
@@ -157,7 +145,6 @@ class ModularCore(InterfaceCore):
             progress=cast("Display", config.progress),
         )
         states.held = self.run.files.callback_schedulers
-        self.interface = interface
         self.config = config
         self._plateau_metric = config.monitor
         self.loaders: tuple[Any, Any] = (None, None)
@@ -172,7 +159,6 @@ class ModularCore(InterfaceCore):
         self._is_in_step = False  # whether a call of `training_step` is under way
         self._returned: Any = None  # by the last call, which a loop of the user's may still train
         self._wrapped: dict[int, nn.Parameter] = {}
-        self.schedulers = EpochSchedulers(self)
         self._broadcasts_requests = False
 
     def overrides(self, name: str) -> bool:
@@ -186,18 +172,29 @@ class ModularCore(InterfaceCore):
         assign(interface, "configure_metrics", (nn.Module, ComputedMetric), "metrics")
         for name, module in modules_of(interface).items():
             raw = raw_module(module)
-            initialise(raw, self.runtime.device, by_interface=self.overrides("init_weights"))
+            self._initialise(raw)
             if module is not raw:
                 self.wrap(module)  # here, where it is known not to need compiling
             self.models[name] = raw
-        check_models(interface, self.models)
         with torch.no_grad():
             interface.init_weights()
-        train, val = as_loaders(interface.configure_dataloaders())
+        given = as_loaders(interface.configure_dataloaders())
+        assigned = self.loaders
         self.loaders = (
-            self.loaders[0] if train is None else train,
-            self.loaders[1] if val is None else val,
+            assigned[0] if given[0] is None else given[0],
+            assigned[1] if given[1] is None else given[1],
         )
+
+    def _initialise(self, module: nn.Module) -> None:
+        """Give a model on the meta device memory, and values by its `init_weights`, unless the
+        trainer's follows."""
+        init = getattr(module, "init_weights", None)
+        if (init is not None or self.overrides("init_weights")) and is_meta(module):
+            from ...runtime.fsdp import allocate  # with packages of torch that few models need
+
+            allocate(module, self.runtime.device)
+            if init is not None:
+                init()
 
     def configure_optimizers(self) -> None:
         interface = self.interface
@@ -215,7 +212,9 @@ class ModularCore(InterfaceCore):
             swap_parameters(optimizer, self._wrapped)
         for name, given in found_on(interface, kinds, {}).items():
             schedule = build_schedule(given, self._components.only_optimizer)
-            if schedule.every is None and not schedule.watches:
+            if schedule.watches:
+                schedule = replace(schedule, metric=schedule.metric or self.config.monitor)
+            elif schedule.every is None:
                 schedule = replace(schedule, every=self.config.scheduler_interval)
             self.schedules[name] = schedule
 
@@ -238,19 +237,18 @@ class ModularCore(InterfaceCore):
 
     @property
     def train_loader(self) -> Loader | None:
-        loader = self.loaders[0]
-        if loader is None:
-            return None
-        return Loader(loader, self._train_batches, self._num_train_batches)
+        given = self.loaders[0]
+        return None if given is None else Loader(given, self._train_batches, self._train_length)
 
     @property
     def val_loader(self) -> Loader | None:
-        loader = self.loaders[1]
-        if loader is None:
+        given = self.loaders[1]
+        validation = self.validation
+        if given is None:
             return None
-        return Loader(loader, self.validation.batches, lambda: self.validation.stream.num_batches)
+        return Loader(given, validation.batches, lambda: validation.stream.num_batches)
 
-    def _num_train_batches(self) -> int | None:
+    def _train_length(self) -> int | None:
         if self.run.data.train_stream is not None:
             return self.run.data.train_stream.num_batches
         stream = self._open(self.loaders[0], None, shuffle=True)
@@ -267,7 +265,13 @@ class ModularCore(InterfaceCore):
     def fit(self) -> History:
         with self.run.own_generators():
             self.setup()
-            self._check_ready()
+            is_validated = self.overrides("validation_step") or self.overrides("validation_loop")
+            if self.loaders[1] is not None and not is_validated:
+                raise ConfigurationError(
+                    "no-validation-step",
+                    "There is a validation loader but no validation_step: override it, or return "
+                    "None for the loader.",
+                )
             self.events.emit("on_fit_start")
             try:
                 run_training(
@@ -283,22 +287,6 @@ class ModularCore(InterfaceCore):
                 self.validation.close()
             self.events.emit("on_fit_end")
             return self.history
-
-    def _check_ready(self) -> None:
-        """Refuse to train without data, or with data to validate and no step for it."""
-        if self.loaders[0] is None:
-            raise ConfigurationError(
-                "no-training-data",
-                "There is no training data: return (train_loader, val_loader) from "
-                "configure_dataloaders.",
-            )
-        is_validated = self.overrides("validation_step") or self.overrides("validation_loop")
-        if self.loaders[1] is not None and not is_validated:
-            raise ConfigurationError(
-                "no-validation-step",
-                "There is a validation loader but no validation_step: override it, or return None "
-                "for the loader.",
-            )
 
     def _train_epoch(self) -> None:
         """All epochs, in the interface's own loop or one of the user's."""
@@ -318,19 +306,20 @@ class ModularCore(InterfaceCore):
         self.user_loop = None
         loop.train(self.run, partial(loop.train_epoch, self.run))
 
-    # `schedulers` looks at what the user steps
-    _keep_schedules = nullcontext  # type: ignore[assignment]
-
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
-        """Step the schedulers that count epochs, except schedulers that the user's loop has
-        stepped."""
-        self.schedulers.step(row)
+        """Step the schedulers that count epochs, unless the user's loop has; ReduceLROnPlateau
+        watches the validation."""
+        updates = self.run.updates.by_name.values()
+        schedulers = self.gradients.own_steps.schedulers
+        loss = row.get("val_loss", row.get("val/loss"))
+        schedulers.note_between(updates)
+        super()._schedule_epoch(row if loss is None else {**row, "eval_loss": loss})
+        schedulers.begin_epoch(updates)
 
     # A step
 
     def _watch_steps(self) -> None:
-        """Nothing: `backward`, `step` and what else steps an optimizer are looked at by
-        `gradients`."""
+        """Nothing: `gradients` looks at `backward`, `step` and what else steps an optimizer."""
 
     def train_step(self, batch: Any) -> StepResult:
         self.open_step()
@@ -338,7 +327,7 @@ class ModularCore(InterfaceCore):
         return self.close_step(self.run.window.size, is_returned=True)
 
     def backward(self, loss: Any, optimizer: Optimizer | str | None, *, retain_graph: bool) -> None:
-        """ModularGradients of a loss; a mistake in it is named."""
+        """The backward pass of a loss that the program gives to `backward`."""
         if self.run.metrics.is_evaluating:
             self._check_update(loss)
         if self._logged is None and not self._is_in_step:
@@ -347,13 +336,13 @@ class ModularCore(InterfaceCore):
                 "`backward(loss)` was called outside of a batch, so no step would follow: call it "
                 "in `training_step`, or in a `training_loop` that iterates `self.train_loader`.",
             )
-        self.gradients.use("backward")
+        self.gradients.note_backward()
         self.train_loss(loss, optimizer, retain_graph=retain_graph)
 
     def train_loss(
         self, loss: Any, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False
     ) -> None:
-        """The backward pass of a loss, given to `backward` or returned by a step."""
+        """The backward pass of a loss; a mistake in it is named."""
         try:
             self.gradients.backward(loss, optimizer, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -381,7 +370,7 @@ class ModularCore(InterfaceCore):
         else:
             self._returned = returned  # the loop may train it yet
         if is_alone:
-            self.gradients.follow_schedulers()
+            self.gradients.own_steps.end_step()
         self.outputs = map_tensors(Tensor.detach, returned)
         return returned
 
@@ -404,15 +393,9 @@ class ModularCore(InterfaceCore):
         logged = self._logged or {}
         self._logged = None
         if not self.run.metrics.is_evaluating:
-            self.gradients.follow_schedulers()
+            self.gradients.own_steps.end_step()
         returned = measured_in(self.interface, self.outputs) if is_returned or not logged else None
-        check_returned(
-            returned,
-            self._message_names.eval_step
-            if self.run.metrics.is_evaluating
-            else self._message_names.step,
-        )
-        if returned is None or is_named(returned):
+        if returned is None or isinstance(returned, Mapping):
             return StepResult.of({**logged, **(returned or {})}, size)
         result = StepResult.of(returned, size)
         return replace(result, metrics={**logged, **result.metrics})
@@ -435,14 +418,16 @@ class ModularCore(InterfaceCore):
         """Add to the step under way or just over, the validation, or the epoch, whichever is the
         smallest."""
         measured = measured_in(self.interface, values)
+        metrics = self.run.metrics
+        size = self.run.window.size
         if not measured:
             return
         if self._logged is not None:
             self._logged.update(measured)
-        elif self.run.metrics.phases:
-            if self.run.window.size:
-                self.run.metrics.phases[-1].add(StepResult.of(measured, self.run.window.size))
-        elif self.run.metrics.meter.num_pending:
+        elif metrics.phases:
+            if size:
+                metrics.phases[-1].add(StepResult.of(measured, size))
+        elif metrics.meter.num_pending:
             self.log_step(measured)
         else:
             self.log(measured)
@@ -486,13 +471,13 @@ class ModularCore(InterfaceCore):
         """
         self.setup()
         runtime = self.runtime
-        self.events.emit("on_save_start", path)
+        is_main_only = runtime.world > 1 and not runtime.forwards_together
         returned = None
+        self.events.emit("on_save_start", path)
         with without_callbacks():
-            if runtime.world == 1:
-                returned = write(path, *args, **options)
-            elif runtime.forwards_together:
-                returned = write(self._with_rank(path), *args, **options)
+            if not is_main_only:
+                own = path if runtime.world == 1 else self._with_rank(path)
+                returned = write(own, *args, **options)
             elif runtime.is_main:
                 self._broadcasts_requests = True
                 try:
@@ -520,10 +505,13 @@ class ModularCore(InterfaceCore):
         return returned
 
     def _with_rank(self, path: str | Path) -> Path:
-        return Path(path).with_name(f"{Path(path).name}.rank{self.runtime.rank}")
+        return Path(f"{path}.rank{self.runtime.rank}")
 
     def _without_rank(self, path: str | Path) -> Path:
-        return Path(path).with_name(Path(path).name.removesuffix(f".rank{self.runtime.rank}"))
+        return Path(str(path).removesuffix(f".rank{self.runtime.rank}"))
+
+    def _trainer_given_to(self, callback: CoreCallback) -> Any:
+        return self.interface if isinstance(callback, FunctionCallback) else self
 
     # Events of the core; `States` calls the interface's after these
 
@@ -534,21 +522,15 @@ class ModularCore(InterfaceCore):
 
     def on_train_start(self) -> None:
         self.gradients.reset()
-        self.schedulers.note()
         self._logged = None
         self.calls_before = None
 
     def on_epoch_start(self) -> None:
-        self.schedulers.check()
-        self.schedulers.note()
         self.calls_before = self.run.updates.calls
 
     def on_eval_start(self, data: Stream) -> None:
         self.validation.index = 0
         self.events.emit("on_validation_start")
-
-    def on_loop_end(self) -> None:
-        self.schedulers.check()
 
 
 # Components on a trainer: what its `configure_*` assigned or returned
@@ -557,24 +539,19 @@ class ModularCore(InterfaceCore):
 def assign(owner: object, method: str, kind: type | tuple[type, ...], default: str) -> None:
     """Put what a `configure_*` returns on the trainer, where it is not already."""
     returned = getattr(owner, method)()
-    if returned is None:
-        return
-    parts = list(returned.values()) if isinstance(returned, Mapping) else returned
-    parts = list(parts) if isinstance(parts, list | tuple) else [parts]
+    named = {default: returned} if isinstance(returned, kind) else returned
+    parts = named.values() if isinstance(named, Mapping) else named or ()
     held = {id(value) for value in vars(owner).values()}
     if all(id(part) in held for part in parts):
         return
-    if isinstance(returned, kind):
-        setattr(owner, default, returned)
-        return
-    is_named_by_text = isinstance(returned, Mapping) and all(isinstance(n, str) for n in returned)
-    if not is_named_by_text or not all(isinstance(part, kind) for part in parts):
+    is_named = isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
+    if not is_named or not all(isinstance(part, kind) for part in parts):
         raise ConfigurationError(
             "unnamed-components",
             f"{method} returned {type(returned).__name__}: assign its objects to self and return "
             "nothing, or return them by name, as in {'generator': ..., 'discriminator': ...}.",
         )
-    for name, part in returned.items():
+    for name, part in named.items():
         setattr(owner, name, part)
 
 
@@ -596,31 +573,6 @@ def modules_of(owner: object) -> dict[str, nn.Module]:
     return found
 
 
-def check_models(owner: object, models: Mapping[str, nn.Module]) -> None:
-    """Refuse a trainer without a model; it does not see modules in a list or dict."""
-    if any(True for module in models.values() for _ in module.parameters()):
-        return
-    raise ConfigurationError(
-        "no-models",
-        f"{type(owner).__name__} has no models with parameters: override configure_models and "
-        "write `self.model = ...` in it; several models in a list or dict must be an "
-        "nn.ModuleList or nn.ModuleDict.",
-    )
-
-
-def initialise(module: nn.Module, device: torch.device, *, by_interface: bool) -> None:
-    """Give a model on the meta device memory, and values by its `init_weights`; `by_interface` if
-    the trainer's follows."""
-    from ...runtime.base import is_meta
-    from ...runtime.fsdp import allocate
-
-    init = getattr(module, "init_weights", None)
-    if (callable(init) or by_interface) and is_meta(module):
-        allocate(module, device)
-        if callable(init):
-            init()
-
-
 def raw_module(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` was given, so that names in state dicts stay as they are."""
     return uncompiled(module) or module
@@ -630,16 +582,15 @@ def as_loaders(returned: Any) -> tuple[Any, Any]:
     """(training, validation) from what `configure_dataloaders` returned."""
     if isinstance(returned, Mapping) and returned.keys() <= {"train", "val"}:
         return returned.get("train"), returned.get("val")
-    if isinstance(returned, tuple | list) and len(returned) == 2:
-        return returned[0], returned[1]
-    if isinstance(returned, Mapping | tuple | list):
-        found = ", ".join(returned) if isinstance(returned, Mapping) else f"{len(returned)} parts"
+    if not isinstance(returned, Mapping | tuple | list):
+        return returned, None
+    if isinstance(returned, Mapping) or len(returned) != 2:
         raise ConfigurationError(
             "unclear-loaders",
-            f"configure_dataloaders returned {found}: return (train_loader, val_loader), "
-            "{'train': ..., 'val': ...}, or one loader.",
+            f"configure_dataloaders returned a {type(returned).__name__} of {len(returned)} "
+            "parts: return (train_loader, val_loader), {'train': ..., 'val': ...}, or one loader.",
         )
-    return returned, None
+    return returned[0], returned[1]
 
 
 # Callbacks that every run has
@@ -656,13 +607,15 @@ def default_callbacks(config: DreamTrainerConfig, given: list[CoreCallback]) -> 
         config.checkpoint_every_n_minutes,
         keep=config.keep_checkpoints,
     )
-    is_wanted = config.monitor is not None
-    metric = config.monitor or "val_loss"
-    best = BestModel(metric, config.monitor_mode, keep=config.keep_best, required=is_wanted)
+    best = BestModel(
+        config.monitor or "val_loss",
+        config.monitor_mode,
+        keep=config.keep_best,
+        required=config.monitor is not None,
+    )
     best.watched.argument = "monitor_mode"
-    return [
-        new for new in (best, saving) if not any(isinstance(other, type(new)) for other in given)
-    ]
+    new = [best, saving]
+    return [one for one in new if not any(isinstance(other, type(one)) for other in given)]
 
 
 SAVED = re.compile(r"epoch_\d+")
@@ -675,16 +628,12 @@ class Rounds(CoreCallback):
     """
 
     def __init__(self) -> None:
-        self._core: ModularCore | None = None
-        self._validated_at = 0
+        self.validated_at = 0  # the update of the last validation
 
     def on_train_start(self, trainer: Any) -> None:
-        core: ModularCore = trainer
-        self._core = core
-        core.validation.done_at = self._validated_at
-        if core.config.save_dir is not None:
-            names = None if core.overrides("save_checkpoint") else SAVED
-            check_inside(core.config.save_dir, names, "save_dir")
+        if trainer.config.save_dir is not None:
+            names = None if trainer.overrides("save_checkpoint") else SAVED
+            check_inside(trainer.config.save_dir, names, "save_dir")
 
     def on_update_end(self, trainer: Any) -> None:
         core: ModularCore = trainer
@@ -700,34 +649,30 @@ class Rounds(CoreCallback):
     def on_train_epoch_end(self, trainer: Any) -> None:
         core: ModularCore = trainer
         if core.run.updates.calls == core.calls_before:
-            raise nothing_trained(core)
+            raise ConfigurationError(
+                "modular-trained-nothing",
+                f"Nothing was trained: in epoch {core.progress.epoch + 1} your code stepped none "
+                f"of the optimizers ({', '.join(core.optimizers)}). Call `self.backward(loss)` in "
+                "`training_step`, or step an optimizer after `loss.backward()`, or return the "
+                "loss itself, neither detached nor as a plain number.",
+            )
         if core.config.val_every_n_steps is None and self._is_time(core):
             core.interface.validation_loop()
 
     def on_epoch_end(self, trainer: Any, metrics: Mapping[str, float]) -> None:
-        core: ModularCore = trainer
-        folder = core.config.save_dir
-        epoch = core.progress.epoch
-        if folder is not None and epoch % core.config.save_every_n_epochs == 0:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            core.interface.save_checkpoint(Path(folder) / f"epoch_{epoch}")
+        config: DreamTrainerConfig = trainer.config
+        epoch = trainer.progress.epoch
+        if config.save_dir is not None and epoch % config.save_every_n_epochs == 0:
+            folder = Path(config.save_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            trainer.interface.save_checkpoint(folder / f"epoch_{epoch}")
 
     def _is_time(self, core: ModularCore) -> bool:
         """Whether to validate now; a training loop of the user's own says itself when."""
-        if core.overrides("training_loop"):
-            return False
-        answer = core.interface.should_validate()
-        if answer is None:
-            raise ConfigurationError(
-                "unclear-should-validate", "should_validate returned None: return True or False."
-            )
-        return bool(answer)
+        return not core.overrides("training_loop") and core.interface.should_validate()
 
     def state_dict(self) -> dict[str, Any]:
-        done_at = self._validated_at if self._core is None else self._core.validation.done_at
-        return {"validated_at": done_at}
+        return {"validated_at": self.validated_at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._validated_at = state["validated_at"]
-        if self._core is not None:
-            self._core.validation.done_at = self._validated_at
+        self.validated_at = state["validated_at"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ...callbacks.ema import EMA
@@ -46,14 +45,7 @@ class UserLoop:
         """Call the user's loop, or the interface's own; one that trains nothing is a mistake."""
         run = self.core.run
         before = (run.updates.calls, run.progress.step)
-        try:
-            self.core.interface.training_loop()
-        except StopIteration as error:
-            raise ConfigurationError(
-                "batch-after-epoch",
-                "`training_loop` asked for a batch after the last one of the epoch: "
-                "`iter(self.train_loader)` is one epoch, so call it again for the next epoch.",
-            ) from error
+        self.core.interface.training_loop()
         self.end_epoch()
         if (run.updates.calls, run.progress.step) == before and not run.is_done():
             raise ConfigurationError(
@@ -129,11 +121,10 @@ class Loader:
 
 
 class Validation:
-    """The validation data and what is done with it; `done_at` is the update of the last one."""
+    """The validation data and what is done with it."""
 
     def __init__(self, core: ModularCore) -> None:
         self.core = core
-        self.done_at = 0
         self.defers_signals = False
         self.index = 0
         self._num_samples = 0  # that a loop of the user's own has seen
@@ -172,7 +163,6 @@ class Validation:
             core.events.emit("on_validation_start")
             self._num_samples = 0
             returned = call()
-            check_returned(returned, "validation_loop")
             # of the samples that it saw; where no process has seen any, of as many on each
             total = sum(core.runtime.gather_each(self._num_samples))
             size = self._num_samples if total else 1
@@ -186,7 +176,7 @@ class Validation:
         """Put what a validation measured into the epoch's row and, inside an epoch, beside the
         step."""
         core = self.core
-        self.done_at = core.progress.update
+        core.rounds.validated_at = core.progress.update
         averages = [
             average
             for callback in core.run.callbacks
@@ -270,9 +260,9 @@ def without_padding(loader: Any, num_shares: int) -> Any:
 
     Processes then divide its batches as they divide any others: every sample counts once.
     """
-    if not isinstance(loader, DataLoader) or type(loader.sampler) is not DistributedSampler:
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(loader, DataLoader) or type(sampler) is not DistributedSampler:
         return loader
-    sampler = loader.sampler
     is_whole = not sampler.shuffle and not sampler.drop_last
     if not is_whole or sampler.num_replicas != num_shares or loader.batch_size is None:
         return loader
@@ -287,36 +277,10 @@ def without_padding(loader: Any, num_shares: int) -> Any:
     )
 
 
-# What steps return
-
-
-def is_named(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether it is a mapping: of a dict, which most steps return, without an abstract class."""
-    return type(value) is dict or isinstance(value, Mapping)
-
-
 def measured_in(interface: DreamTrainer, returned: Any) -> Any:
     """What a step returned, with the metrics of its outputs and targets in place of those."""
-    if not is_named(returned) or not {"outputs", "targets"} <= returned.keys():
+    if not isinstance(returned, Mapping) or not {"outputs", "targets"} <= returned.keys():
         return returned
     rest = {name: value for name, value in returned.items() if name not in ("outputs", "targets")}
     with torch.no_grad():
-        computed = interface.compute_metrics(returned["outputs"], returned["targets"])
-    if not isinstance(computed, Mapping):
-        raise ConfigurationError(
-            "unnamed-metrics",
-            f"compute_metrics returned {type(computed).__name__}: return a dict of named values, "
-            "such as {'accuracy': accuracy}.",
-        )
-    return {**rest, **computed}
-
-
-def check_returned(returned: Any, step: str) -> None:
-    """Refuse what a step returns and no metric can be made of, such as a pair."""
-    is_known = returned is None or is_named(returned)
-    if not is_known and not isinstance(returned, int | float | Tensor | StepResult):
-        raise ConfigurationError(
-            "returned-no-metrics",
-            f"`{step}` returned a {type(returned).__name__}: return the loss, a dict of named "
-            "values such as {'loss': loss, 'accuracy': accuracy}, or nothing.",
-        )
+        return {**rest, **interface.compute_metrics(returned["outputs"], returned["targets"])}

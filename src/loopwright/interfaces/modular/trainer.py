@@ -139,7 +139,7 @@ class DreamTrainer(LoggingTrainer, Hooks):
         every = self.config.val_every_n_steps
         if self._core.loaders[1] is None:
             return False
-        return every is None or self.global_step - self._core.validation.done_at >= every
+        return every is None or self.global_step - self._core.rounds.validated_at >= every
 
     def compute_metrics(self, outputs: Any, targets: Any) -> Mapping[str, Any]:
         """Return metrics of a batch as a dict. The trainer calls it for steps that return "outputs"
@@ -217,14 +217,6 @@ class DreamTrainer(LoggingTrainer, Hooks):
     def device(self) -> torch.device:
         """The device of models and batches; choose it with `DreamTrainerConfig(device=...)`."""
         return self._core.runtime.device
-
-    @device.setter
-    def device(self, device: Any) -> None:
-        raise ConfigurationError(
-            "device-assigned",
-            f"self.device = {device!r}: set the device in the config, "
-            "DreamTrainerConfig(device=...).",
-        )
 
     @property
     def world_size(self) -> int:

@@ -36,8 +36,8 @@ class TrainingSettings:
     """The section `training` of a config; None where it has no value.
 
     Args:
-        learning_rate: The learning rate of the default AdamW. With an optimizer of your own it is
-            not used, and a line says so if the two differ. Default: AdamW's.
+        learning_rate: The learning rate of the default AdamW; not used with an optimizer of your
+            own. Default: AdamW's.
         weight_decay: The weight decay of the default AdamW, and of the parameter groups of your
             optimizer that have their class's default; a line says which were changed. Default: the
             optimizer's.
@@ -94,24 +94,9 @@ class TrainingSettings:
         }
         return torch.optim.AdamW(params, **options)
 
-    def settle(self, optimizer: Optimizer) -> list[str]:
-        """Apply the settings to an optimizer; the lines that say what was and was not used."""
-        lines = [self._unused_rate(optimizer), self._settle_weight_decay(optimizer)]
-        return [line for line in lines if line is not None]
-
-    def _unused_rate(self, optimizer: Optimizer) -> str | None:
-        groups = optimizer.param_groups
-        rates = [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
-        if self.learning_rate is None or self.learning_rate in rates:
-            return None
-        own = ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
-        return (
-            f"config: training.learning_rate={self.learning_rate:g} is not used: the optimizer "
-            f"that you passed has its own, {own}."
-        )
-
-    def _settle_weight_decay(self, optimizer: Optimizer) -> str | None:
-        """Give the weight decay to groups without one of their own.
+    def settle_weight_decay(self, optimizer: Optimizer) -> str | None:
+        """Give the weight decay to groups without one of their own; the line that says so, or why
+        not.
 
         A group's value is its own where it is not the default of its class. Where that default is
         0, a group with 0 beside others with more is meant to have 0.
@@ -127,16 +112,14 @@ class TrainingSettings:
         if all(group["weight_decay"] == value for group in groups):
             return None
         parameter = inspect.signature(type(optimizer)).parameters.get("weight_decay")
-        has_default = parameter is not None and parameter.default is not parameter.empty
-        default = parameter.default if parameter is not None and has_default else 0.0
+        default = 0.0 if parameter is None else parameter.default
         free = [group for group in groups if group["weight_decay"] == default]
         if not free or (default == 0 and len(free) < len(groups)):
             own = ", ".join(f"{group['weight_decay']:g}" for group in groups)
             return f"{said} not used: the optimizer ({kind}) has its own, {own}."
         for group in free:
             group["weight_decay"] = value
-        is_all = len(free) == len(groups)
-        where = "" if is_all else f" in {len(free)} of {len(groups)} parameter groups"
+        where = f" in {len(free)} of {len(groups)} parameter groups"
         return f"{said} used by the optimizer ({kind}){where}, instead of the default, {default:g}."
 
 
@@ -155,21 +138,19 @@ def _names(holder: Any) -> list[str]:
 def _check_names(config: Any, training: Any, known: list[str]) -> None:
     """Refuse settings that would not be read: misspelt, or outside of their section."""
     for name in _names(config):
-        is_outside = name in known and _entry(config, name) is not None
-        if is_outside and _entry(training, name) is None:
-            raise ConfigurationError(
-                "config-outside-section",
-                f"config: {name} is {_entry(config, name)!r} outside of the section `training`, "
-                f'where it is not read: write {{"training": {{"{name}": ...}}}}.',
-            )
-        is_section = training is None and set(_names(_entry(config, name))) & set(known)
-        if is_section and near_names(name, [SECTION], cutoff=NEAR):
-            _refuse_name(f"the section {name!r}", "'training'")
-    for name in [name for name in _names(training) if name not in known]:
+        is_section = training is None and near_names(name, [SECTION], cutoff=NEAR)
+        inside = _names(_entry(config, name)) if is_section else [name]
+        for setting in set(inside) & set(known):
+            if _entry(training, setting) is None:
+                raise ConfigurationError(
+                    "config-outside-section",
+                    f"config: {setting} is outside of the section `training`, where it is not "
+                    f'read: write {{"training": {{"{setting}": ...}}}}.',
+                )
+    for name in set(_names(training)) - set(known):
         for near in near_names(name, known, cutoff=NEAR):
             if not set(near.split("_")) < set(name.split("_")):  # which says something else
-                _refuse_name(f"training.{name}", f"training.{near}")
-
-
-def _refuse_name(name: str, near: str) -> None:
-    raise ConfigurationError("config-misspelt", f"config: {name} is not read. Did you mean {near}?")
+                raise ConfigurationError(
+                    "config-misspelt",
+                    f"config: training.{name} is not read. Did you mean training.{near}?",
+                )

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from ..._torch_compat import version_of
 from ...callback import Hook
-from ...callbacks.interval import metric_of
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...callbacks.progress import ProgressDisplay, stop_lines
 from ...callbacks.recorder import RunRecorder
@@ -30,9 +29,9 @@ from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
 from ...training.first_batch import measured_on
-from ...training.own_steps import OwnSteps, gradients, scheduler_position
+from ...training.own_steps import OwnSteps, gradients, is_paced_by_user, scheduler_position
 from ...training.program import MessageNames
-from ...training.step_checks import StepWatch, Versions, gradient_versions
+from ...training.step_checks import SchedulerWatch, StepWatch, Versions, gradient_versions
 from ...training.supervised import describe
 from ...training.updates import Updates
 from .._shared import InterfaceCore, InterfaceNames, check_idle
@@ -88,13 +87,13 @@ class SimpleCore(InterfaceCore):
         self.watched: Callable[[dict[str, float]], str] | None = None
         self.is_passing = False  # over the data, in the core's loop
         self.has_said_unsaved = False
-        self._stepped: dict[str, Any] = {}  # where `train_epoch` left the schedulers
+        self._stepped: SchedulerWatch | None = None  # where `train_epoch` left the schedulers
         self._paced: dict[str, int] = {}  # schedules whose cadence is the config's, by their ids
         self._epoch: EpochFunction | None = None
         self._end_epoch: EpochListener | None = None
         self._save: Callable[[], str | None] | None = None
         self._eval_data: Any = None
-        self._left: list[Versions] | None = None  # of gradients, after a step of a longer window
+        self._left: list[Versions] = []  # of gradients, after a step of a longer window
         self._has_passed = False
         self._own_steps: OwnSteps | None = None  # in a `train_epoch` of the user's own
         guard = Guard()
@@ -124,13 +123,6 @@ class SimpleCore(InterfaceCore):
     def use(self, config: Any) -> None:
         """Use another config from now on."""
         settings = TrainingSettings.of(config)
-        if settings.compile != self.settings.compile:
-            raise ConfigurationError(
-                "compile-after-init",
-                f"config: training.compile is {settings.compile!r} now and was "
-                f"{self.settings.compile!r}: it counts when the trainer is built, so pass that "
-                "config to Trainer(...).",
-            )
         self.settings = settings
         self.config = config
         self.accumulate = settings.gradient_accumulation_steps or 1
@@ -145,7 +137,7 @@ class SimpleCore(InterfaceCore):
 
     def set_scheduler(self, given: Any) -> None:
         """Another scheduler, or none."""
-        self._stepped = {}
+        self._stepped = None
         self._paced = {}
         if given is None:
             self.schedules.pop("scheduler", None)
@@ -161,10 +153,10 @@ class SimpleCore(InterfaceCore):
         if device == self.runtime.device:
             return
         if self.is_running or self.runtime.world > 1:
-            when = "while training" if self.is_running else "in a run of several processes"
             raise ConfigurationError(
                 "device-in-run",
-                f"device={str(device)!r} was assigned {when}: assign it earlier, or leave it out.",
+                f"device={str(device)!r} was assigned while training, or in a run of several "
+                "processes: assign it earlier, or leave it out.",
             )
         self.runtime = resolve_runtime(device, self.runtime.precision)
         # made anew for that device by the next step
@@ -178,7 +170,8 @@ class SimpleCore(InterfaceCore):
     def _settle(self) -> None:
         """Apply the settings to optimizers and schedulers, and say which were not used."""
         for optimizer in self.optimizers.values():
-            for line in self.settings.settle(optimizer):
+            line = self.settings.settle_weight_decay(optimizer)
+            if line is not None:
                 self.run.say(line)
         self._set_cadence()
 
@@ -201,23 +194,14 @@ class SimpleCore(InterfaceCore):
 
     def check_stepped_once(self) -> None:
         """Refuse a loop that steps a scheduler again after `train_epoch`, which has stepped it."""
-        for name, position in self._stepped.items():
-            schedule = self.schedules.get(name)
-            if schedule is not None and scheduler_position(schedule.scheduler) != position:
-                raise ConfigurationError(
-                    "scheduler-after-epoch",
-                    "The scheduler was stepped by train_epoch, and again after it: remove your "
-                    "own scheduler.step(), or step it in an overridden train_epoch.",
-                )
+        if self._stepped is not None:
+            self._stepped.check("a loop around train_epoch")
 
     def note_stepped(self) -> None:
         """Remember where the schedulers that count epochs are."""
-        positions = self._scheduler_positions()
-        self._stepped = {
-            name: positions[name]
-            for name, schedule in self.schedules.items()
-            if schedule.interval == "epoch"
-        }
+        schedules = self.schedules.items()
+        of_epochs = {name: schedule for name, schedule in schedules if schedule.interval == "epoch"}
+        self._stepped = SchedulerWatch(of_epochs)
 
     # What the interface's user may have overridden
 
@@ -263,12 +247,7 @@ class SimpleCore(InterfaceCore):
         if self.accumulate == 1 and self.run.num_micro_batches == 1:
             for update in updates:
                 update.zero()
-            result = super().train_step(batch)
-            if self._own_steps is not None:
-                self._own_steps.end_step()
-            return result
-        own = [update for update in updates if update.peers is None]
-        if self._left is not None and self._left != [gradient_versions(update) for update in own]:
+        elif self._left and self._left != [gradient_versions(update) for update in updates]:
             raise ConfigurationError(
                 "gradients-in-window",
                 "Gradients were changed between two calls of super().train_step(batch), which "
@@ -276,9 +255,12 @@ class SimpleCore(InterfaceCore):
                 f"{self.accumulate}): by your own backward(), zero_grad() or clip_grad_norm_. "
                 "Remove that call, use torch.autograd.grad instead, or remove that setting.",
             )
-        self._left = None
+        self._left = []
         result = super().train_step(batch)
-        self._left = [gradient_versions(update) for update in own]
+        if self.runtime.world == 1:
+            self._left = [gradient_versions(update) for update in updates]
+        if self._own_steps is not None:
+            self._own_steps.end_step()
         return result
 
     def _watch_steps(self) -> StepWatch | None:
@@ -380,9 +362,7 @@ class SimpleCore(InterfaceCore):
                 "self.optimizer.step()."
             )
         self.progress.go_to_epoch(start + 1)
-        for name, position in self._scheduler_positions().items():
-            if position == before.get(name):
-                self._step_epoch(name, metrics)
+        self._step_schedules(before, metrics)
         if not self._has_passed:  # no pass of ours, which would have shown its end
             self.display.on_epoch_end(self, metrics)
         self._record_own(metrics)
@@ -407,17 +387,18 @@ class SimpleCore(InterfaceCore):
         """Do nothing yet: the interface's `train_epoch` may still add metrics, or pass over the
         data again."""
 
-    def _step_epoch(self, name: str, metrics: dict[str, float]) -> None:
-        """Step a scheduler that counts epochs; one that watches a metric gets that of the best
-        model."""
-        schedule = self.schedules[name]
-        if schedule.interval != "epoch":
-            return
-        if schedule.watches and schedule.metric is None:
-            default = "eval_loss" if "eval_loss" in metrics else "train_loss"
-            watched = default if self.watched is None else self.watched(metrics)
-            schedule.scheduler.step(metric_of(metrics, watched, "ReduceLROnPlateau"))
-        else:
+    def _step_schedules(self, before: Mapping[str, Any], metrics: dict[str, float]) -> None:
+        """Step the schedulers that count epochs and that the epoch has left alone; one that watches
+        a metric gets that of the best model."""
+        for name, position in self._scheduler_positions().items():
+            schedule = self.schedules[name]
+            is_stepped = position != before.get(name) or schedule.interval == "update"
+            if is_stepped or is_paced_by_user(self.run, schedule.scheduler):
+                continue
+            if schedule.watches and schedule.metric is None:
+                default = "eval_loss" if "eval_loss" in metrics else "train_loss"
+                watched = default if self.watched is None else self.watched(metrics)
+                schedule = replace(schedule, metric=watched)
             schedule.step(metrics)
 
     def pass_over(self, data: Any, eval_data: Any) -> dict[str, float]:
@@ -539,24 +520,18 @@ def as_result(returned: Any, method: str, prefix: str) -> Any:
 
 
 def check_metrics(returned: Any, method: str) -> None:
-    """Refuse a returned value that is no dict of metrics which can be averaged."""
-    if isinstance(returned, Mapping):
-        wrong = {name: value for name, value in returned.items() if not is_number(value)}
-        if not wrong:
-            return
-        returned = wrong
-    raise ConfigurationError(
-        "metrics-not-numbers",
-        f"`{method}` returned {returned!r:.80}; return a dict of metrics that are numbers, such as "
-        "{'loss': loss.item()}.",
-    )
-
-
-def is_number(value: Any) -> bool:
-    """Whether a metric is one number; a tensor is not read from its device."""
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return isinstance(value, SupportsFloat)
+    """Refuse a returned value that is no dict of metrics which can be averaged; tensors are not
+    read from their device."""
+    values = returned.values() if isinstance(returned, Mapping) else (None,)
+    if not all(
+        value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, SupportsFloat)
+        for value in values
+    ):
+        raise ConfigurationError(
+            "metrics-not-numbers",
+            f"`{method}` returned {returned!r:.80}; return a dict of metrics that are numbers, "
+            "such as {'loss': loss.item()}.",
+        )
 
 
 def unprefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:

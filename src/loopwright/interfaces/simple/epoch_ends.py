@@ -50,13 +50,7 @@ class EpochEnds:
     ) -> None:
         check_number("save_freq", save_freq, least=1, of="epochs")
         if patience is not None:
-            check_number(
-                "early_stopping_patience",
-                patience,
-                least=1,
-                of="epochs",
-                otherwise="None for no early stopping",
-            )
+            check_number("early_stopping_patience", patience, least=1, of="epochs")
         self.trainer = trainer
         self.core = trainer._core
         self.save_dir = None if save_dir is None else Path(save_dir)
@@ -66,16 +60,12 @@ class EpochEnds:
         self.trackers: list[Track] = []
         self.callbacks = [self._registered(callback) for callback in callbacks]
         self.rows: list[dict[str, float]] = []
-        self._earlier: list[dict[str, float]] = []  # of the run that was loaded
+        self.earlier: list[dict[str, float]] = []  # of the run that was loaded
         self._stopping: EarlyStopping | None = None
         mode = "auto" if metric is None else self.core.settings.best_model_mode
         self._watched = WatchedMetric(
             metric or "eval_loss", mode, "best_model_metric", "training.best_model_mode"
         )
-        if save_dir is not None:
-            check_inside(
-                save_dir, None if trainer._overrides("_save_checkpoint") else SAVED, "save_dir"
-            )
 
     def _registered(self, callback: Any) -> Callable[..., None]:
         """The function of (epoch, metrics) that a callback is called by after each epoch."""
@@ -96,65 +86,50 @@ class EpochEnds:
         return named_hook(callback, f"callback {name}", self.trainer)
 
     @property
-    def watches_metric(self) -> bool:
-        is_kept = self.save_dir is not None and self.metric is not None
-        has_plateau = any(schedule.watches for schedule in self.core.schedules.values())
-        return self.patience is not None or is_kept or has_plateau
-
-    @property
     def has_stopped(self) -> bool:
         """Whether early stopping had ended the run that was loaded."""
         stopping = self._stopping
         return stopping is not None and stopping.num_bad_epochs >= stopping.patience
 
-    @property
-    def num_earlier(self) -> int:
-        """Epochs that the run that was loaded had behind it."""
-        return len(self._earlier)
-
     def begin(self, eval_dataloader: Any, loaded: Mapping[str, Any] | None) -> None:
         """Find out which values of the metric are better, or raise, and continue the run that was
         loaded."""
-        if self.watches_metric:
+        has_plateau = any(schedule.watches for schedule in self.core.schedules.values())
+        is_kept = self.save_dir is not None and self.metric is not None
+        if self.patience is not None or is_kept or has_plateau:
             self._check_measured(eval_dataloader)
             settle_all([self._watched], self.core.run.metrics.directions)
             check_plateau(self.core, self._watched.name, self._watched.mode)
-        self.core.watched = self._metric_in
-        if self.save_dir is not None and self.trainer._overrides("_save_checkpoint"):
-            self.save_dir.mkdir(parents=True, exist_ok=True)  # `torch.save` does not make it
+        self.core.watched = self.metric_in
+        if self.save_dir is not None:
+            is_own = self.trainer._overrides("_save_checkpoint")
+            check_inside(self.save_dir, None if is_own else SAVED, "save_dir")
+            if is_own:
+                self.save_dir.mkdir(parents=True, exist_ok=True)  # `torch.save` does not make it
         if loaded is not None:
             self._go_on(loaded)
 
     def _check_measured(self, eval_dataloader: Any) -> None:
         """Refuse a metric that no epoch will have, as far as that can be known before the first
-        step.
-
-        What an overridden `evaluate`, `train_step` or `train_epoch` measures is only known when it
-        has run.
-        """
-        name = self.metric
+        step: what an overridden method measures is only known when it has run."""
+        name = self.metric or "eval_loss"
         overrides = self.trainer._overrides
-        if name in (None, "train_loss", "eval_loss") or overrides("train_epoch"):
-            return
-        assert name is not None
-        is_eval = name.startswith("eval_")
-        if name.startswith("train_") and (overrides("train_step") or overrides("_compute_loss")):
-            return
-        if is_eval and eval_dataloader is not None and overrides("evaluate"):
+        measured_by = ["train_epoch"]
+        if name.startswith("train_"):
+            measured_by += ["train_step", "_compute_loss"]
+        elif name.startswith("eval_") and eval_dataloader is not None:
+            measured_by.append("evaluate")
+        if name in ("train_loss", "eval_loss") or any(map(overrides, measured_by)):
             return
         known = {"train_loss"}
-        hint = ""
-        if eval_dataloader is None:
-            hint = " Pass `eval_dataloader=` to evaluate." if is_eval else ""
-        elif overrides("evaluate"):
-            hint = f" The metrics that `evaluate` returns begin with eval_, as 'eval_{name}'."
-        else:
+        if eval_dataloader is not None and not overrides("evaluate"):
             known |= {f"eval_{found}" for found in self.core.names_of_one_batch(eval_dataloader)}
         if name not in known:
             raise ConfigurationError(
                 "unknown-best-metric",
                 f"best_model_metric={name!r} is not measured in these epochs; "
-                f"{nearest(name, known)}{hint} To use your own metric, return it from `eval_step`.",
+                f"{nearest(name, known)} Metrics that `eval_step` or `evaluate` returns begin "
+                "with eval_, and need `eval_dataloader=`.",
             )
 
     def _mode_of(self, name: str) -> Mode:
@@ -165,40 +140,26 @@ class EpochEnds:
         """What a checkpoint must hold for the rest of these epochs to be as if there had been no
         interruption."""
         stopping = self._stopping
-        return {
-            "rows": [*self._earlier, *self.rows],
-            "stopping": None
-            if stopping is None
-            else stopping.state_dict() | {"metric": stopping.metric},
-            "best": {
-                name: value
-                for (path, name), value in self.trainer._best.items()
-                if self.save_dir is not None and path == self.save_dir.absolute()
-            },
+        saved = None
+        if stopping is not None:
+            saved = stopping.state_dict() | {"metric": stopping.metric}
+        best = {
+            name: value
+            for (path, name), value in self.trainer._best.items()
+            if self.save_dir is not None and path == self.save_dir.absolute()
         }
+        return {"rows": [*self.earlier, *self.rows], "stopping": saved, "best": best}
 
     def _go_on(self, state: Mapping[str, Any]) -> None:
-        self._earlier = [dict(row) for row in state["rows"]]
+        self.earlier = [dict(row) for row in state["rows"]]
         stopping = state["stopping"]
         if self.patience is not None and stopping is not None:
-            self._stopping = EarlyStopping(
-                stopping["metric"], self.patience, self._mode_of(stopping["metric"])
-            )
+            name = stopping["metric"]
+            self._stopping = EarlyStopping(name, self.patience, self._mode_of(name))
             self._stopping.load_state_dict(stopping)
         if self.save_dir is not None:
             for name, value in state["best"].items():
                 self.trainer._best.setdefault((self.save_dir.absolute(), name), value)
-
-    def catch_up(self) -> None:
-        """Write the regular checkpoint that is missing if the process was killed between the best
-        model and it."""
-        epoch = self.num_earlier - 1
-        save_dir = self.save_dir
-        if save_dir is None or epoch < 0 or (epoch + 1) % self.save_freq:
-            return
-        is_missing = not self._regular(save_dir, epoch).exists()
-        if is_missing and (save_dir / "best_model").is_dir() and not self.core.progress.in_epoch:
-            self._save(save_dir, epoch, self._earlier[epoch])
 
     def save_now(self) -> str | None:
         """Save inside an epoch, since a signal requested it; return the path, or None without
@@ -206,15 +167,15 @@ class EpochEnds:
         if self.save_dir is None:
             return None
         path = str(self.save_dir / "checkpoint_latest")
-        self.trainer._save_checkpoint(path, len(self._earlier + self.rows) - 1)
+        self.trainer._save_checkpoint(path, len(self.earlier + self.rows) - 1)
         return path
 
     def __call__(self, epoch: int, metrics: dict[str, float]) -> None:
         """End an epoch: perhaps request a stop, save, and call the callbacks in any case."""
-        epoch += self.num_earlier
+        epoch += len(self.earlier)
         self.rows.append(dict(metrics))
         if self.patience is not None:
-            name = self._metric_in(metrics)
+            name = self.metric_in(metrics)
             if self._stopping is None:
                 self._stopping = EarlyStopping(name, self.patience, self._mode_of(name))
             self._stopping.on_epoch_end(self.core, metrics)
@@ -224,35 +185,29 @@ class EpochEnds:
             callback(epoch, metrics)
 
     def _save(self, save_dir: Path, epoch: int, metrics: dict[str, float]) -> None:
-        name = self._metric_in(metrics)
-        value = None if self.metric is None else metric_of(metrics, name, "best_model_metric")
-        if value is not None and self._is_best(save_dir, name, value):
-            self.core.run.note("best", f"{name} {value:.6g}", metric=name, value=value)
-            self.trainer._save_checkpoint(str(save_dir / "best_model"), epoch, value)
+        """Write the best model, if this is one, and the regular checkpoint, if it is due."""
+        value = None
+        if self.metric is not None:
+            name = self.metric_in(metrics)
+            value = metric_of(metrics, name, "best_model_metric")
+            key = (save_dir.absolute(), name)
+            # in earlier calls, too
+            best = self.trainer._best.get(key)
+            if best is None or is_better(value, best, self._mode_of(name)):
+                self.trainer._best[key] = value
+                self.core.run.note("best", f"{name} {value:.6g}", metric=name, value=value)
+                self.trainer._save_checkpoint(str(save_dir / "best_model"), epoch, value)
         if (epoch + 1) % self.save_freq == 0:
-            self.trainer._save_checkpoint(str(self._regular(save_dir, epoch)), epoch, value)
+            path = save_dir / f"checkpoint_epoch_{epoch + 1}"
+            self.trainer._save_checkpoint(str(path), epoch, value)
 
-    def _is_best(self, save_dir: Path, name: str, value: float) -> bool:
-        """Whether a value is better than all that this trainer kept there by this metric, in
-        earlier calls too."""
-        key = (save_dir.absolute(), name)
-        best = self.trainer._best.get(key)
-        is_best = best is None or is_better(value, best, self._mode_of(name))
-        if is_best:
-            self.trainer._best[key] = value
-        return is_best
-
-    def _metric_in(self, metrics: dict[str, float]) -> str:
+    def metric_in(self, metrics: dict[str, float]) -> str:
         """The metric to compare: the given one, or the training loss where the default was not
         evaluated."""
         has_eval = any(name.startswith("eval_") for name in metrics)
         if self.metric in (None, "eval_loss") and not has_eval:
             return "train_loss"
         return self.metric or "eval_loss"
-
-    @staticmethod
-    def _regular(save_dir: Path, epoch: int) -> Path:
-        return save_dir / f"checkpoint_epoch_{epoch + 1}"
 
 
 def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

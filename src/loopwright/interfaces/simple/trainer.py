@@ -96,7 +96,7 @@ class Trainer(LoggingTrainer):
 
     @model.setter
     def model(self, model: nn.Module) -> None:
-        check_given(model, None, None, run_dir=None, seed=None)
+        check_given(model, None, None, seed=None)
         self._core.model = model
         self._core.runtime.place(model)
 
@@ -108,7 +108,7 @@ class Trainer(LoggingTrainer):
 
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
-        check_given(None, optimizer, None, run_dir=None, seed=None)
+        check_given(None, optimizer, None, seed=None)
         self._core.set_optimizer(optimizer)
 
     @property
@@ -139,7 +139,7 @@ class Trainer(LoggingTrainer):
 
     @loss_fn.setter
     def loss_fn(self, loss_fn: Callable[..., Any] | None) -> None:
-        check_given(None, None, loss_fn, run_dir=None, seed=None)
+        check_given(None, None, loss_fn, seed=None)
         self._core.loss_fn = loss_fn
         if isinstance(loss_fn, nn.Module):
             self._core.runtime.place(loss_fn)
@@ -273,7 +273,6 @@ class Trainer(LoggingTrainer):
         self._ends = ends
         self._loaded = None
         self._core.record_in(save_dir)
-        ends.catch_up()
         if ends.has_stopped:
             self._core.run.say(
                 "Nothing to train: the loaded run was ended by early stopping; raise its patience "
@@ -285,7 +284,7 @@ class Trainer(LoggingTrainer):
                     train_dataloader,
                     num_epochs,
                     lambda epoch: self.train_epoch(
-                        train_dataloader, eval_dataloader, epoch + ends.num_earlier
+                        train_dataloader, eval_dataloader, epoch + len(ends.earlier)
                     ),
                     ends,
                     ends.save_now,
