@@ -22,7 +22,7 @@ INTERFACES = ("simple", "lifecycle", "configured", "modular", "adversarial")
 FIELDS = {
     "simple": [("simple", "run", "rows"), ("simple", "run", "stopping"), ("simple", "run", "best")],
     "lifecycle": [
-        *(("lifecycle", name) for name in ("event", "seed", "history", "callbacks", "extra")),
+        *(("lifecycle", name) for name in ("event", "seed", "history", "callbacks")),
         ("lifecycle", "history", "metrics"),
         ("lifecycle", "callbacks", "EarlyStoppingCallback", "counter"),
     ],

@@ -147,11 +147,13 @@ def as_tracker(given: object) -> Track | None:
 
 
 @contextmanager
-def tracked(run: TrainingRun, trackers: Sequence[Track]) -> Iterator[None]:
+def tracked(
+    run: TrainingRun, trackers: Sequence[Track], *, ignored: tuple[str, ...] = ("on_epoch_end",)
+) -> Iterator[None]:
     """Let trackers follow a run in this block; the interface calls their `log_epoch` with the
-    metrics that it names."""
+    metrics that it names, and does what `ignored` events would."""
     for tracker in trackers:
-        tracker.ignored_events = ("on_epoch_end",)
+        tracker.ignored_events = ignored
     run.bind([*run.callbacks, *trackers])
     try:
         yield

@@ -9,30 +9,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright.interfaces.lifecycle import Trainer, TrainerCallback
-from loopwright.interfaces.lifecycle.events import EVENTS
+from loopwright.interfaces.lifecycle.core import NAMES
+from loopwright.interfaces.lifecycle.tracking import EVENTS
 
 from ...loops import build_net
 
-METHODS = (
-    "create_train_dataloader",
-    "create_eval_dataloader",
-    "create_scheduler",
-    "training_run_start",
-    "train_epoch_start",
-    "calculate_train_batch_loss",
-    "backward_step",
-    "optimizer_step",
-    "scheduler_step",
-    "optimizer_zero_grad",
-    "train_epoch_end",
-    "eval_epoch_start",
-    "calculate_eval_batch_loss",
-    "eval_epoch_end",
-    "training_run_epoch_end",
-    "training_run_end",
-    "evaluation_run_start",
-    "evaluation_run_end",
-)
+METHODS = [name for name in NAMES.methods if not name.startswith(("_", "get_"))]
 
 
 def build_trainer(
@@ -89,31 +71,12 @@ def recording_callback(log: list[str]) -> TrainerCallback:
     return callback
 
 
-class Each(TrainerCallback):
-    """Calls a function at one event."""
+def each(event: str, action: Any) -> TrainerCallback:
+    """A callback that calls a function at one event."""
 
-    def __init__(self, event: str, action: Any) -> None:
-        self.event = event
-        self.action = action
+    def act(self: TrainerCallback, trainer: Trainer, **kwargs: Any) -> None:
+        action(trainer)
 
-    def _act_at(self, event: str, trainer: Trainer) -> None:
-        if event == self.event:
-            self.action(trainer)
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._act_at("on_training_run_start", trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._act_at("on_train_epoch_end", trainer)
-
-    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._act_at("on_train_step_start", trainer)
-
-    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._act_at("on_train_step_end", trainer)
-
-    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._act_at("on_eval_epoch_end", trainer)
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._act_at("on_training_run_epoch_end", trainer)
+    callback = type("Each", (TrainerCallback,), {event: act})()
+    assert isinstance(callback, TrainerCallback)
+    return callback

@@ -12,25 +12,21 @@ from torch.utils.data import TensorDataset
 
 from loopwright.interfaces.lifecycle import (
     DEFAULT_CALLBACKS,
-    ConvertSyncBatchNormCallback,
     LimitBatchesCallback,
     LimitEvalStepsCallback,
-    LogMetricsCallback,
     ModelEmaCallback,
-    MoveModulesToDeviceCallback,
     PrintMetricsCallback,
-    PrintProgressCallback,
     ProgressBarCallback,
     StepBasedEvaluationCallback,
     Trainer,
     TrainerCallback,
 )
-from loopwright.interfaces.lifecycle.reporting import _Bar
-from tests.mistakes import raises
+from loopwright.trackers import Track
 
 from ...loops import assert_same_model, build_net, evaluate_by_hand
 from ...terminals import Screen, terminal
-from .runs import Each, build_trainer, head, train
+from ...trackers.runs import Recorded
+from .runs import build_trainer, each, head, train
 
 
 class CountingEval(TrainerCallback):
@@ -55,20 +51,10 @@ def test_batches_are_limited_in_training_and_evaluation(points: TensorDataset) -
     assert counting.counts == [2, 2, 2]
 
 
-def test_an_environment_variable_limits_batches_too(
-    points: TensorDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PT_ACC_LIMIT_BATCHES", "3")
-    assert train(build_trainer(), points, 1)._core.progress.step == 3
-    monkeypatch.setenv("PT_ACC_LIMIT_BATCHES", "few")
-    with raises("batch-limit-variable", "PT_ACC_LIMIT_BATCHES='few'"):
-        build_trainer()
-
-
 def test_step_based_evaluation_changes_nothing_of_the_training(points: TensorDataset) -> None:
     modes: list[bool] = []
     counting = CountingEval()
-    check = Each("on_train_step_start", lambda trainer: modes.append(trainer.model.training))
+    check = each("on_train_step_start", lambda trainer: modes.append(trainer.model.training))
     trainer = build_trainer(callbacks=[StepBasedEvaluationCallback(3), counting, check])
     train(trainer, points, 2, eval_dataset=points)
     assert_same_model(trainer.model, train(build_trainer(), points, 2, eval_dataset=points).model)
@@ -144,57 +130,6 @@ def test_the_average_does_not_change_the_training_and_is_saved_when_best(
     assert evaluate_by_hand(trainer.model, points) == pytest.approx(min(losses), rel=1e-6)
 
 
-def test_without_evaluation_the_average_is_saved_every_epoch(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    ema = ModelEmaCallback(decay=0.5, evaluate_during_training=False, save_path=tmp_path / "ema")
-    trainer = train(build_trainer(callbacks=[ema]), points, 2)
-    trainer.load_checkpoint(tmp_path / "ema")
-    assert ema.ema_model is not None
-    assert_same_model(trainer.model, ema.ema_model.module)
-
-
-def test_modules_of_the_trainer_are_moved_to_its_device(points: TensorDataset) -> None:
-    moved: list[torch.device] = []
-
-    class Noting(nn.Module):
-        def to(self, device: torch.device) -> Noting:  # type: ignore[override]
-            moved.append(device)
-            return self
-
-    class WithModule(Trainer):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.metric = Noting()
-
-    trainer = build_trainer(kind=WithModule, callbacks=[MoveModulesToDeviceCallback])
-    train(trainer, points, 1)
-    trainer.evaluate(points)
-    assert moved == [trainer.device, trainer.device]
-
-
-def test_batch_norms_are_converted_only_where_there_are_several_processes(
-    points: TensorDataset,
-) -> None:
-    trainer = train(build_trainer(callbacks=[ConvertSyncBatchNormCallback]), points, 1)
-    assert not any(isinstance(module, nn.SyncBatchNorm) for module in trainer.model.modules())
-
-
-def test_every_recorded_metric_is_logged_once(points: TensorDataset) -> None:
-    logged: list[dict[str, Any]] = []
-
-    class Elsewhere(LogMetricsCallback):
-        def log_metrics(self, trainer: Trainer, metrics: Any) -> None:
-            logged.append(dict(metrics))
-
-    trainer = train(build_trainer(callbacks=[Elsewhere]), points, 2, eval_dataset=points)
-    trainer.evaluate(points)
-    names = [sorted(entry) for entry in logged]
-    epoch = [["train_loss_epoch"], ["eval_loss_epoch"]]
-    assert names == [*epoch, *epoch, ["evaluation_loss"]]
-    assert logged[-1]["evaluation_loss"] == trainer.run_history.get_latest_metric("evaluation_loss")
-
-
 def test_the_default_callbacks_print_epochs_and_metrics(
     points: TensorDataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,22 +146,10 @@ def test_the_default_callbacks_print_epochs_and_metrics(
     assert lines == [f"Training on {trainer.device}, epochs", *epochs, "Training is finished"]
 
 
-def test_the_bar_shows_how_far_an_epoch_is(
-    points: TensorDataset, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bar = _Bar("train", 4)
-    bar.count = 2
-    assert bar.text(bar.began + 1).startswith(
-        "train [===============               ] 2/4  2 batches/s"
-    )
-    train(build_trainer(callbacks=[ProgressBarCallback]), points, 1)
-    assert capsys.readouterr().out == ""
-
-
 def test_the_bar_is_drawn_on_a_terminal_and_removed(
     points: TensorDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loopwright.interfaces.lifecycle.reporting.REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr("loopwright.interfaces.lifecycle.callbacks.REDRAW_SECONDS", 0.0)
     with terminal(monkeypatch) as written:
         train(
             build_trainer(callbacks=[ProgressBarCallback]), points, 1, eval_dataset=head(points, 9)
@@ -237,27 +160,6 @@ def test_the_bar_is_drawn_on_a_terminal_and_removed(
     ):
         assert line in written[0]
     assert Screen().feed(written[0]).text == ""
-
-
-def test_an_evaluation_alone_is_printed(
-    points: TensorDataset, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build_trainer(callbacks=[PrintProgressCallback]).evaluate(points)
-    assert capsys.readouterr().out == "\nEvaluating\nEvaluation is finished\n"
-
-
-def test_an_evaluation_in_the_middle_of_training_has_a_metric_of_its_own(
-    points: TensorDataset,
-) -> None:
-    class Evaluating(Trainer):
-        def train_epoch_end(self) -> None:
-            self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
-
-    trainer = train(build_trainer(kind=Evaluating), points, 2, eval_dataset=points)
-    history = trainer.run_history
-    assert list(history.get_metric_values("intermediate_eval_loss")) == list(
-        history.get_metric_values("eval_loss_epoch")
-    )
 
 
 def test_print_metrics_beside_the_defaults_prints_each_metric_once(
@@ -274,3 +176,11 @@ def test_print_metrics_beside_the_defaults_prints_each_metric_once(
         "train_loss_epoch",
         "eval_loss_epoch",
     ]
+
+
+def test_a_tracker_gets_every_epoch_of_a_second_run_too(points: TensorDataset) -> None:
+    tracker = Recorded()
+    trainer = build_trainer(callbacks=[Track(tracker)])
+    for _ in range(2):
+        train(trainer, points, 2)
+    assert [row.epoch for row in tracker.rows if row.kind == "epoch"] == [1, 2, 1, 2]

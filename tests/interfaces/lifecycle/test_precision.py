@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import NonFiniteLossError
@@ -15,7 +15,7 @@ from tests.mistakes import raises
 
 from ...loops import assert_same_model, build_net, train_by_hand
 from .runs import build_trainer, train
-from .stages import STAGES, published_eval_epoch, replaced
+from .stages import STAGES, replaced
 
 SCALER_FREE = [
     name for name in STAGES if name not in ("backward", "all", "epoch of plain stages", "schedule")
@@ -132,32 +132,6 @@ def test_a_step_that_overflowed_is_left_out_with_its_scheduler_step(points: Tens
     assert counts["default"] == counts["plain"] == [5, 0]
     for trainer in (first, second):
         assert all(map(torch.equal, trainer.model.parameters(), build_net().parameters()))
-        assert trainer._core.optimizer_update.scaler is not None
-        assert trainer._core.optimizer_update.scaler.get_scale() == 2.0**11
-
-
-def test_the_environment_says_the_precision_unless_the_trainer_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert build_trainer()._runtime.precision == "bf16"
-    assert build_trainer(mixed_precision="no")._runtime.precision == "fp32"
-
-
-def test_an_evaluation_of_ones_own_is_in_mixed_precision_too(points: TensorDataset) -> None:
-    dtypes: set[torch.dtype] = set()
-
-    def watch(self: Any, batch: Any) -> dict[str, Any]:
-        outputs: Tensor = self.model(batch[0])
-        dtypes.add(outputs.dtype)
-        return {"loss": self.loss_func(outputs, batch[1]), "batch_size": len(batch[1])}
-
-    for kind in (
-        replaced(calculate_eval_batch_loss=watch),
-        replaced(calculate_eval_batch_loss=watch, _run_eval_epoch=published_eval_epoch),
-    ):
-        build_trainer(kind=kind, mixed_precision="bf16").evaluate(points)
-        assert dtypes == {torch.bfloat16}
 
 
 def test_backward_and_optimizer_steps_are_outside_of_autocast(points: TensorDataset) -> None:

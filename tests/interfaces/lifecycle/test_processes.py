@@ -21,7 +21,7 @@ from loopwright.interfaces.lifecycle.utils import (
     world_process_zero_only,
 )
 
-from ...distributed.ranks import run_ranks, start_ranks
+from ...distributed.ranks import run_ranks
 from ...distributed.scenarios import assert_same, build_data, build_model, poisoned, weights_of
 from .stages import (
     STAGES,
@@ -173,7 +173,7 @@ def test_gathering_on_one_process_only_is_an_error_on_all(size: int) -> None:
 def test_gathering_different_things_is_an_error_on_all() -> None:
     first, second = run_ranks(gather_wrongly, 2, DifferentThings, 16)
     assert first == second
-    assert "[gather-differs]" in first
+    assert "process 1 called gather with ['Tensor']" in first
 
 
 # Stages of the user's own
@@ -191,15 +191,12 @@ class Samples(Dataset[Any]):
 
 
 ON_PROCESSES = {
-    "backward": {"backward_step": torch_backward},
-    "step": {"optimizer_step": torch_step},
-    "both": {
+    "plain stages": {
         "backward_step": torch_backward,
         "optimizer_step": torch_step,
         "_clip_gradients": torch_clip,
     },
     "accelerator": {"_clip_gradients": accelerator_clip},
-    "published epoch": {"_run_train_epoch": published_train_epoch, "_clip_gradients": torch_clip},
     "published epoch and run": STAGES["published epoch and run"],
     "published epoch, plain stages": {
         "_run_train_epoch": published_train_epoch,
@@ -270,24 +267,6 @@ def stop_on_nan(rank: int) -> list[bool]:
 
 def test_a_loss_that_is_no_number_on_one_process_ends_a_plain_backward_on_all() -> None:
     assert run_ranks(stop_on_nan, 2) == [[True], [True]]
-
-
-def fail_alone(rank: int) -> None:
-    class Fails(Trainer):
-        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-            if not self.run_config.is_world_process_zero:
-                raise RuntimeError("only here")
-            return super().calculate_eval_batch_loss(batch)
-
-    Fails(build_model(), nn.MSELoss(), None, callbacks=()).evaluate(
-        build_data(32), per_device_batch_size=4
-    )
-
-
-def test_an_evaluation_that_fails_on_one_process_ends_on_all() -> None:
-    ended = start_ranks(fail_alone, 2)
-    assert all(rank.code for rank in ended)
-    assert "only here" in ended[1].error
 
 
 def decorated(rank: int) -> list[Any]:

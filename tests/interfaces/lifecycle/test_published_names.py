@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
+from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import RandomSampler, TensorDataset
+from torch.utils.data import TensorDataset
 
 from loopwright.interfaces import lifecycle
 from loopwright.interfaces.lifecycle import (
-    CallbackHandler,
+    CosineLrScheduler,
     EarlyStoppingCallback,
-    LimitBatchesCallback,
     LogMetricsCallback,
-    LossTracker,
-    ModelEma,
     ModelEmaCallback,
+    ModelFreezer,
     PrintProgressCallback,
     ProgressBarCallback,
     RunHistory,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
+    StatefulSchedulerBase,
     TerminateOnNaNCallback,
     Trainer,
     TrainerCallback,
     TrainerPlaceholderValues,
+    TrainerWithTimmScheduler,
     WSDCheckpointCallback,
     WSDLrScheduler,
-    get_default_callbacks,
 )
-from loopwright.interfaces.lifecycle.trainer import replace_trainer_placeholder_values
+from loopwright.interfaces.lifecycle.schedulers import _resolve as resolve
 from loopwright.interfaces.lifecycle.utils import (
-    LIMIT_BATCHES_ENV_VAR,
-    LimitBatches,
-    local_process_zero_first,
-    local_process_zero_only,
     remove_padding,
-    world_process_zero_only,
 )
 from tests.mistakes import raises
 
@@ -50,69 +46,10 @@ from ...loops import assert_same_model, build_net
 from .runs import build_trainer, head, train
 
 
-def test_batches_are_limited_for_trainers_made_in_the_context(points: TensorDataset) -> None:
-    with LimitBatches(2):
-        limited = build_trainer()
-    assert isinstance(limited.callback_handler.callbacks[0], LimitBatchesCallback)
-    assert train(limited, points, 1)._core.progress.update == 2
-    assert LIMIT_BATCHES_ENV_VAR not in os.environ
-    assert build_trainer().callback_handler.callbacks == []
-
-
-def test_the_limit_of_the_environment_may_say_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LIMIT_BATCHES_ENV_VAR, "None")
-    assert build_trainer().callback_handler.callbacks == []
-
-
 def test_rows_of_padding_are_removed() -> None:
     rows = torch.tensor([[[0, 1], [1, 2]], [[-1, -1], [-1, -1]], [[-1, 0], [3, 4]]])
     assert remove_padding(rows, -1).tolist() == [rows[0].tolist(), rows[2].tolist()]
     assert remove_padding(torch.tensor([3, -1, -1]), -1).tolist() == [3]
-
-
-@pytest.mark.parametrize(
-    "decorate", [world_process_zero_only, local_process_zero_only, local_process_zero_first]
-)
-def test_process_decorators_change_nothing_on_one_process(decorate: Any) -> None:
-    @decorate
-    def answer(number: int) -> int:
-        """Half of it."""
-        return number // 2
-
-    assert answer(84) == 42
-    assert answer.__doc__ == "Half of it."
-
-
-def test_a_loss_tracker_averages_over_samples() -> None:
-    tracker = LossTracker()
-    assert tracker.average == 0
-    tracker.update(3.0, batch_size=2)
-    tracker.update(6.0)
-    assert (tracker.average, tracker.total_loss, tracker.running_count, tracker.loss_value) == (
-        4.0,
-        12.0,
-        3,
-        6.0,
-    )
-    tracker.reset()
-    assert tracker.running_count == 0
-
-
-def test_an_average_is_a_module_that_follows_another() -> None:
-    model = build_net()
-    average = ModelEma(model, decay=0.5)
-    assert isinstance(average, nn.Module)
-    with torch.no_grad():
-        for param in model.parameters():
-            param.add_(2.0)
-    average.update(model)
-    for one, two in zip(average.module.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, two - 1)
-    average.set(model)
-    assert_same_model(average.module, model)
-    model.eval()
-    inputs = torch.ones(2, 6)
-    assert torch.equal(average(inputs), model(inputs))
 
 
 def test_events_come_with_the_published_keywords(points: TensorDataset) -> None:
@@ -131,28 +68,6 @@ def test_events_come_with_the_published_keywords(points: TensorDataset) -> None:
     callbacks = [Listening, lifecycle.StepBasedEvaluationCallback(2)]
     train(build_trainer(callbacks=callbacks), head(points, 24), 1, eval_dataset=points)
     assert events == [0, 1, True, "end", 2, False, "end"]
-
-
-def test_a_handler_lists_and_clears_its_callbacks() -> None:
-    handler = CallbackHandler([PrintProgressCallback, LogMetricsCallback()])
-    assert handler.callback_list == ["PrintProgressCallback", "LogMetricsCallback"]
-    assert [type(callback) for callback in handler] == [PrintProgressCallback, LogMetricsCallback]
-    handler.clear_callbacks()
-    assert handler.callback_list == []
-    assert ProgressBarCallback not in get_default_callbacks(progress_bar=False)
-
-
-def test_a_callback_put_into_the_list_by_hand_is_called_from_then_on(points: TensorDataset) -> None:
-    events: list[int] = []
-
-    class Listening(TrainerCallback):
-        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            events.append(trainer.run_history.current_epoch)
-
-    trainer = train(build_trainer(callbacks=[Listening]), points, 1)
-    trainer.callback_handler.callbacks.append(Listening())
-    train(trainer, points, 1)
-    assert events == [1, 1, 1]
 
 
 SHIPPED: list[tuple[type[TrainerCallback], dict[str, Any]]] = [
@@ -190,20 +105,6 @@ def test_a_subclass_of_a_shipped_callback_need_not_call_its_init(
     assert trainer.run_history.current_epoch >= 2
 
 
-def test_the_logger_of_the_published_example_works(points: TensorDataset) -> None:
-    logged: list[dict[str, float]] = []
-
-    class Sends(LogMetricsCallback):
-        def __init__(self, rows: list[dict[str, float]]) -> None:
-            self.rows = rows
-
-        def log_metrics(self, trainer: Trainer, metrics: Any) -> None:
-            self.rows.append(dict(metrics))
-
-    train(build_trainer(callbacks=[Sends(logged)]), points, 2, eval_dataset=points)
-    assert [sorted(row) for row in logged] == [["train_loss_epoch"], ["eval_loss_epoch"]] * 2
-
-
 class Minimal(RunHistory):
     """A history with what the document lists, and no more."""
 
@@ -237,8 +138,6 @@ class Minimal(RunHistory):
 def test_a_run_history_needs_only_what_the_document_lists(points: TensorDataset) -> None:
     trainer = train(build_trainer(run_history=Minimal()), points, 2, eval_dataset=points)
     assert len(trainer.run_history.get_metric_values("eval_loss_epoch")) == 2
-    trainer.run_history._set_epoch(7)
-    assert trainer.run_history.current_epoch == 7
 
 
 def test_a_run_history_without_prefixes_refuses_metrics_that_need_one(
@@ -249,64 +148,6 @@ def test_a_run_history_without_prefixes_refuses_metrics_that_need_one(
     )
     with raises("no-metric-prefix", "ema_model_"):
         train(trainer, points, 1, eval_dataset=points)
-
-
-def test_the_scheduler_is_left_out_of_the_best_model_when_asked(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    for saves in (True, False):
-        best = SaveBestModelCallback(
-            tmp_path / str(saves), watch_metric="train_loss_epoch", save_scheduler=saves
-        )
-        factory = partial(StepLR, step_size=5, gamma=0.5)
-        trainer = train(build_trainer(callbacks=[best]), points, 1, create_scheduler_fn=factory)
-        assert ("scheduler_state_dict" in trainer.load_checkpoint(tmp_path / str(saves))) is saves
-
-
-def test_a_compiled_model_is_kept_or_unwrapped() -> None:
-    trainer = build_trainer()
-    model = trainer.model
-    trainer.model = torch.compile(model, backend="eager")  # type: ignore[assignment]  # a module
-    assert trainer.get_model() is trainer.model
-    assert trainer.get_model(keep_torch_compile=True) is trainer.model
-    assert trainer.get_model(keep_torch_compile=False) is model
-
-
-def test_placeholders_are_filled_in_from_a_trainer(points: TensorDataset) -> None:
-    assert lifecycle.TrainerPlaceHolderValues is TrainerPlaceholderValues
-    trainer = train(build_trainer(), points, 3, gradient_accumulation_steps=2)
-    factory = partial(dict, epochs=TrainerPlaceholderValues.NUM_EPOCHS * 2, name="x")
-    assert replace_trainer_placeholder_values(trainer, factory)() == {"epochs": 6, "name": "x"}
-    assert trainer.run_config.num_local_update_steps_per_epoch == 3
-    assert "NUM_EPOCHS" in TrainerPlaceholderValues.placeholder_set()
-
-
-def test_the_config_as_a_dict_holds_samplers_as_they_are(points: TensorDataset) -> None:
-    sampler = RandomSampler(points, generator=torch.Generator())
-    trainer = train(build_trainer(), points, 1, train_dataloader_kwargs={"sampler": sampler})
-    assert trainer.run_config.to_dict()["train_dl_kwargs"]["sampler"] is sampler
-
-
-def test_wsd_gives_the_positions_of_its_phases() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = WSDLrScheduler(optimizer, total_steps=400, num_warmup_steps=None, num_checkpoints=3)
-    assert scheduler.num_warmup_steps == 4
-    assert scheduler.get_checkpoint_steps() == [100, 200, 400]
-    assert scheduler.get_current_step() == -1
-    periods = scheduler.get_decay_info()
-    assert periods[1] == {
-        "period_start": 100,
-        "period_end": 200,
-        "decay_steps": 10,
-        "pre_decay_step": 190,
-    }
-    assert scheduler.get_phase_info(200) == periods[1]
-    assert scheduler.get_phase_info(999) == periods[2]
-    for _ in range(150):
-        scheduler.step()
-    assert scheduler.get_current_step() == 149
-    assert scheduler.get_current_phase_info() == periods[1]
-    assert scheduler.previous_checkpoint_step == 90
 
 
 def test_a_continued_wsd_begins_anew_over_its_own_updates() -> None:
@@ -378,3 +219,252 @@ def test_training_goes_on_from_before_a_decay(points: TensorDataset, tmp_path: P
     )
     assert second.scheduler.total_steps == 10
     assert (tmp_path / "more" / "checkpoint_10_wsd_post_decay.pt").exists()
+
+
+class Layered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = build_net()
+        self.neck = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(self.neck(self.body(inputs)))
+        return outputs
+
+
+def frozen(freezer: ModelFreezer) -> list[bool]:
+    return [group.is_frozen for group in freezer.get_layer_groups()]
+
+
+def test_by_default_all_but_the_last_group_are_frozen_without_batch_norms() -> None:
+    model = Layered()
+    freezer = ModelFreezer(model)
+    freezer.freeze()
+    names = [name for name, param in model.named_parameters() if param.requires_grad]
+    assert names == [
+        "body.1.weight", "body.1.bias", "neck.1.weight", "neck.1.bias", "head.weight", "head.bias"
+    ]  # fmt: skip
+    assert len(freezer.get_trainable_parameters()) == 6
+    assert model.body.training
+
+
+def test_unfreezing_gives_back_what_was_frozen_by_group() -> None:
+    model = Layered()
+    freezer = ModelFreezer(model, freeze_batch_norms=True)
+    freezer.freeze()
+    unfrozen = freezer.unfreeze(from_index=1, to_index=-1)
+    assert list(unfrozen) == [1]
+    assert {id(p) for p in unfrozen[1]["params"]} == {id(p) for p in model.neck.parameters()}
+    assert frozen(freezer) == [True, False, False]
+    freezer.unfreeze()
+    assert frozen(freezer) == [False, False, False]
+    indices = [layer.layer_group_idx for layer in freezer.get_layers()]
+    assert indices == [(0, -3)] * 5 + [(1, -2)] * 2 + [(2, -1)]
+
+
+def test_fine_tuning_trains_the_head_first_and_then_everything(points: TensorDataset) -> None:
+    model = Layered()
+    freezer = ModelFreezer(model, freeze_batch_norms=True)
+    freezer.freeze(set_modules_as_eval=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
+    trainer = train(Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=()), points, 1)
+    changed = {
+        name.split(".")[0]
+        for name, value in model.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
+    assert changed == {"head"}
+    for group in freezer.unfreeze().values():
+        optimizer.add_param_group(group | {"lr": 0.01})
+    train(trainer, points, 1)
+    changed = {
+        name.split(".")[0]
+        for name, value in model.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
+    assert changed == {"body", "neck", "head"}
+
+
+NAMES = TrainerPlaceholderValues
+VALUES: dict[TrainerPlaceholderValues, int | None] = {
+    NAMES.NUM_EPOCHS: 3,
+    NAMES.NUM_UPDATE_STEPS_PER_EPOCH: 5,
+    NAMES.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: 5,
+    NAMES.TRAIN_DATALOADER_LEN: 10,
+    NAMES.EVAL_DATALOADER_LEN: None,
+}
+
+
+@given(a=st.integers(1, 50), b=st.integers(1, 50))
+def test_arithmetic_is_done_when_the_values_are_known(a: int, b: int) -> None:
+    x, y = NAMES.NUM_EPOCHS, NAMES.TRAIN_DATALOADER_LEN
+    known: dict[TrainerPlaceholderValues, int | None] = {x: a, y: b}
+    pairs: list[tuple[Any, Any]] = [
+        (x + y, a + b),
+        (x - y, a - b),
+        (2 * x * y, 2 * a * b),
+        (x / y, a / b),
+        (x // 3, a // 3),
+        (100 // x, 100 // a),
+        (100 % x, 100 % a),
+        (x % y, a % b),
+        (1 - x, 1 - a),
+        (1 / x, 1 / a),
+        (1 + x, 1 + a),
+        (x**2, a**2),
+        (2**x, 2**a),
+        (-x, -a),
+        (round(x / y), round(a / b)),
+        (round(x / 7, 1), round(a / 7, 1)),
+    ]
+    assert [resolve(expression, known) for expression, _ in pairs] == [
+        expected for _, expected in pairs
+    ]
+
+
+def test_placeholders_are_found_in_partials_and_containers() -> None:
+    def gather(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    inner = partial(
+        gather, NAMES.NUM_EPOCHS, [NAMES.NUM_UPDATE_STEPS_PER_EPOCH, (NAMES.NUM_EPOCHS * 2, "text")]
+    )
+    outer = partial(inner, options={"length": NAMES.TRAIN_DATALOADER_LEN}, lr=0.1)
+    assert resolve(outer, VALUES)() == (
+        (3, [5, (6, "text")]),
+        {"options": {"length": 10}, "lr": 0.1},
+    )
+
+
+def test_a_value_that_is_not_known_is_an_error() -> None:
+    with raises("unknown-placeholder", "EVAL_DATALOADER_LEN"):
+        resolve(NAMES.EVAL_DATALOADER_LEN + 1, VALUES)
+    with raises("placeholder-as-number"):
+        int(NAMES.NUM_EPOCHS / 2)  # type: ignore[call-overload]
+
+
+def test_all_placeholders_in_a_run(points: TensorDataset) -> None:
+    found: dict[str, int] = {}
+
+    def make(optimizer: Any, **values: int) -> StepLR:
+        found.update(values)
+        return StepLR(optimizer, 1)
+
+    factory = partial(make, **{name.name: name for name in NAMES})
+    train(
+        build_trainer(),
+        points,
+        2,
+        eval_dataset=head(points, 20),
+        gradient_accumulation_steps=2,
+        create_scheduler_fn=factory,
+    )
+    assert found == {
+        "NUM_EPOCHS": 2,
+        "NUM_UPDATE_STEPS_PER_EPOCH": 3,
+        "PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH": 3,
+        "TRAIN_DATALOADER_LEN": 5,
+        "EVAL_DATALOADER_LEN": 3,
+    }
+
+
+def optimizer(*rates: float) -> SGD:
+    return SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates])
+
+
+def rates_of(scheduler: StatefulSchedulerBase, count: int, group: int = 0) -> list[float]:
+    """The learning rate of each update."""
+    rates = []
+    for _ in range(count):
+        rates.append(scheduler.optimizer.param_groups[group]["lr"])
+        scheduler.step()
+    return rates
+
+
+def test_a_cosine_warms_up_and_cools_down() -> None:
+    scheduler = CosineLrScheduler(
+        optimizer(1.0),
+        10,
+        2,
+        lr_min=0.0,
+        num_warmup_epochs=2,
+        warmup_starting_lr=0.0,
+        num_cooldown_epochs=3,
+    )
+    rates = rates_of(scheduler, 24)
+    assert rates[:5] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert rates[9] == pytest.approx(0.5)
+    assert rates[4:14] == sorted(rates[4:14], reverse=True)
+    assert rates[14:] == [0.0] * 10
+
+
+def test_wsd_stays_at_its_peak_and_decays_at_the_end() -> None:
+    scheduler = WSDLrScheduler(
+        optimizer(1.0), total_steps=100, num_warmup_steps=10, warmup_starting_lr=0.0, lr_min=0.1, decay_phase_ratio=0.2,
+        use_inverse_sqrt_decay=False,
+    )  # fmt: skip
+    rates = rates_of(scheduler, 102)
+    assert rates[5] == pytest.approx(0.5)
+    assert rates[10:81] == [1.0] * 71
+    assert rates[90] == pytest.approx(1 / (0.5 / 0.1 + 0.5))
+    assert rates[100:] == [0.1, 0.1]
+
+
+def test_any_field_can_be_scheduled_and_saved() -> None:
+    class GrowingDecay(StatefulSchedulerBase):
+        def __init__(self, optimizer: Any) -> None:
+            super().__init__(optimizer, param_group_field="weight_decay")
+
+        def get_updated_values(self, num_updates: int) -> float | None:
+            return None if num_updates % 2 else num_updates / 100
+
+    own = optimizer(1.0)
+    scheduler = GrowingDecay(own)
+    for _ in range(5):
+        scheduler.step()
+    assert own.param_groups[0]["weight_decay"] == 0.04
+    other = GrowingDecay(optimizer(1.0))
+    other.load_state_dict(scheduler.state_dict())
+    other.step()
+    assert other.optimizer.param_groups[0]["weight_decay"] == 0.06
+    with raises("unknown-group-field", "'betas'"):
+        type(
+            "Betas",
+            (GrowingDecay,),
+            {"__init__": lambda self, o: StatefulSchedulerBase.__init__(self, o, "betas")},
+        )(own)
+
+
+def test_a_timm_scheduler_is_stepped_with_updates_and_epochs(points: TensorDataset) -> None:
+    steps: list[tuple[str, int]] = []
+
+    class LikeTimms:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+        def step(self, epoch: int) -> None:
+            steps.append(("epoch", epoch))
+
+        def step_update(self, num_updates: int) -> None:
+            steps.append(("update", num_updates))
+
+    trainer = build_trainer(kind=TrainerWithTimmScheduler)
+    train(trainer, points, 2, create_scheduler_fn=LikeTimms, gradient_accumulation_steps=3)
+    updates = [("update", number) for number in (1, 2, 3, 4)]
+    assert steps == [*updates[:2], ("epoch", 1), *updates[2:], ("epoch", 2)]
+
+
+def test_a_scheduler_that_create_scheduler_assigns_and_does_not_return_is_the_scheduler(
+    points: TensorDataset,
+) -> None:
+    class Assigning(Trainer):
+        def create_scheduler(self) -> None:
+            assert self.optimizer is not None
+            self.scheduler = StepLR(self.optimizer, step_size=1, gamma=0.5)
+
+    trainer = build_trainer(kind=Assigning, lr=0.08)
+    trainer.train(points, 1, max_num_train_steps=3)
+    assert trainer.optimizer is not None
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.01

@@ -3,31 +3,35 @@ plain torch."""
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ChainedScheduler
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from loopwright.interfaces.lifecycle import (
     LimitBatchesCallback,
-    StepBasedEvaluationCallback,
+    StopTrainingError,
     Trainer,
+    TrainerRunConfig,
 )
-from tests.mistakes import raises
 
-from ...loops import assert_same_model, assert_same_optimizer, build_net, train_by_hand
-from .runs import build_trainer, head, recording_callback, train
+from ...loops import (
+    assert_same_model,
+    assert_same_optimizer,
+    build_net,
+    evaluate_by_hand,
+    train_by_hand,
+)
+from .runs import build_trainer, each, head, recording_callback, train
 from .stages import (
     STAGES,
     Body,
     make_scheduler,
     own_loss,
     published_eval_epoch,
-    published_train_epoch,
     replaced,
     torch_eval_epoch,
     torch_step,
@@ -111,22 +115,6 @@ def test_an_epoch_that_does_nothing_counts_and_the_run_ends(points: TensorDatase
     assert_same_model(trainer.model, build_net())
 
 
-def test_an_epoch_over_a_loader_of_ones_own_counts(points: TensorDataset) -> None:
-    def own(self: Any, train_dl: Any) -> None:
-        for inputs, targets in DataLoader(self.train_dataset, batch_size=8):
-            self.optimizer.zero_grad()
-            self.loss_func(self.model(inputs), targets).backward()
-            self.optimizer.step()
-
-    trainer = train(build_trainer(kind=replaced(_run_train_epoch=own)), points, 3)
-    assert trainer.run_history.current_epoch == 4
-
-
-def test_a_run_ends_where_an_epoch_of_ones_own_says_so(points: TensorDataset) -> None:
-    trainer = train(build_trainer(kind=replaced(_run_train_epoch=lambda self, dl: True)), points, 3)
-    assert trainer.run_history.current_epoch == 2
-
-
 def test_a_loop_that_is_left_early_counts_its_steps_and_goes_on_with_the_next_epoch(
     points: TensorDataset,
 ) -> None:
@@ -167,29 +155,6 @@ def test_looking_at_the_loader_before_the_first_epoch_changes_nothing(
     assert_same_model(trainer.model, train(build_trainer(), points, 3).model)
 
 
-def test_the_loss_reported_is_not_divided_by_the_accumulation(points: TensorDataset) -> None:
-    seen: list[float] = []
-
-    def watch(self: Any, loss: Tensor) -> None:
-        seen.append(loss.item())
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    options: dict[str, Any] = {"gradient_accumulation_steps": 4, "per_device_batch_size": 8}
-    data = head(points, 32)
-    trainer = train(build_trainer(kind=replaced(backward_step=watch), lr=0.0), data, 1, **options)
-    reported = trainer.run_history.get_latest_metric("train_loss_epoch")
-    assert sum(seen) == pytest.approx(reported)
-
-
-def test_evaluation_inside_a_loop_of_ones_own_leaves_training_as_it_was(
-    points: TensorDataset,
-) -> None:
-    own = replaced(_run_train_epoch=published_train_epoch)
-    trainer = build_trainer(kind=own, callbacks=[StepBasedEvaluationCallback(2)])
-    train(trainer, points, 2, eval_dataset=points)
-    assert_same_model(trainer.model, train(build_trainer(), points, 2).model)
-
-
 def test_eval_epoch_start_and_train_epoch_start_set_modes_and_keep_frozen_parts(
     points: TensorDataset,
 ) -> None:
@@ -208,18 +173,6 @@ def test_eval_epoch_start_and_train_epoch_start_set_modes_and_keep_frozen_parts(
     trainer.model[1].eval()  # type: ignore[index]  # a frozen batch norm
     train(trainer, head(points, 8), 2, eval_dataset=head(points, 8))
     assert modes == [(True, False), (False, False)] * 2
-
-
-def test_a_slice_around_the_loader_is_what_an_epoch_reads(points: TensorDataset) -> None:
-    from loopwright.interfaces.lifecycle.utils import DataLoaderSlice
-
-    def limit(self: Any) -> None:
-        self._train_dataloader = DataLoaderSlice(self._train_dataloader, 2)
-
-    trainer = train(build_trainer(kind=replaced(training_run_start=limit)), points, 2)
-    assert_same_model(
-        trainer.model, train(build_trainer(callbacks=[LimitBatchesCallback(2)]), points, 2).model
-    )
 
 
 def test_a_second_loss_of_the_same_batch_adds_to_the_gradients(points: TensorDataset) -> None:
@@ -296,23 +249,108 @@ def assert_same_training(trainer: Trainer, other: Trainer) -> None:
     assert_same_optimizer(trainer.optimizer, other.optimizer)
 
 
-def test_scheduler_without_a_counter_that_optimizer_step_stepped_is_not_stepped_again(
-    points: TensorDataset,
-) -> None:
-    def make_chained(optimizer: Any) -> ChainedScheduler:
-        return ChainedScheduler([make_scheduler(optimizer)])
+def test_clipping_by_the_total_norm_is_that_of_a_loop_by_hand(points: TensorDataset) -> None:
+    class Clipping(Trainer):
+        def optimizer_step(self) -> None:
+            self._accelerator.clip_grad_norm_(self.model.parameters(), 0.1)
+            self.optimizer.step()
 
-    kind = replaced(optimizer_step=step_and_schedule)
-    trainer = train(build_trainer(kind=kind), points, 3, create_scheduler_fn=make_chained)
-    assert_same_training(
-        trainer, train(build_trainer(), points, 3, create_scheduler_fn=make_scheduler)
+    trainer = train(build_trainer(kind=Clipping), points)
+    model = build_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    train_by_hand(model, optimizer, points, epochs=2, clip_norm=0.1)
+    assert_same_model(trainer.model, model)
+
+
+def test_a_run_goes_by_the_config_that_the_user_made(points: TensorDataset) -> None:
+    class Own(Trainer):
+        def _create_run_config(self, **kwargs: Any) -> TrainerRunConfig:
+            config = super()._create_run_config(**kwargs)
+            return replace(
+                config, num_epochs=3, gradient_accumulation_steps=2, gradient_clip_value=0.01
+            )
+
+    trainer = train(build_trainer(kind=Own), points, 1)
+    model = build_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    train_by_hand(model, optimizer, points, epochs=3, accumulate=2, clip_value=0.01)
+    assert_same_model(trainer.model, model)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("_prepare_model_and_optimizer",),
+        ("_prepare_dataloaders",),
+        ("_prepare_model_and_optimizer", "_prepare_dataloaders"),
+        ("_prepare_model_optimizer_and_dataloaders",),
+    ],
+)
+def test_preparing_nothing_oneself_trains_and_evaluates_as_ever(
+    points: TensorDataset, names: tuple[str, ...]
+) -> None:
+    kind = replaced(**{name: lambda self: None for name in names})
+    trainer = train(build_trainer(kind=kind), points, 2, eval_dataset=points)
+    trainer.evaluate(points)
+    plain = train(build_trainer(), points, 2)
+    assert_same_model(trainer.model, plain.model)
+    expected = evaluate_by_hand(plain.model, points)
+    assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(
+        expected, rel=1e-6
     )
 
 
-def test_stage_assigned_to_the_trainer_object_is_checked_as_that_of_a_subclass(
+def test_an_evaluation_that_is_stopped_ends_without_an_error(
+    points: TensorDataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log: list[str] = []
+
+    def stop(self: Any, batch: Any) -> Any:
+        raise StopTrainingError("enough seen")
+
+    kind = replaced(calculate_eval_batch_loss=stop)
+    build_trainer(kind=kind, callbacks=[recording_callback(log)]).evaluate(points)
+    assert "enough seen" in capsys.readouterr().out
+    assert log[-2:] == ["on_stop_training_error", "on_evaluation_run_end"]
+
+
+def test_a_model_put_in_at_the_start_is_trained_and_evaluated_in_eval_mode(
     points: TensorDataset,
 ) -> None:
-    trainer = build_trainer()
-    trainer.backward_step = partial(zero_backward_step, trainer)  # type: ignore[method-assign]
-    with raises("step-in-window", "gradient_accumulation_steps"):
-        train(trainer, points, 1, gradient_accumulation_steps=2)
+    fresh = build_net(7)
+
+    def put_in(self: Any) -> None:
+        self.model = fresh
+        self.optimizer = torch.optim.SGD(fresh.parameters(), lr=0.05, momentum=0.9)
+
+    trainer = train(
+        build_trainer(kind=replaced(training_run_start=put_in)), points, 2, eval_dataset=points
+    )
+    plain = train(build_trainer(seed=7), points, 2, eval_dataset=points)
+    assert_same_model(trainer.model, plain.model)
+    own, reference = trainer.run_history, plain.run_history
+    assert own.get_metric_values("eval_loss_epoch") == reference.get_metric_values(
+        "eval_loss_epoch"
+    )
+
+
+def test_a_resumed_run_of_ones_own_says_where_it_is(
+    points: TensorDataset, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Rest(Trainer):
+        def _run_training(self) -> None:
+            for _ in range(self.run_history.current_epoch - 1, self.run_config.num_epochs):
+                self._run_train_epoch(self._train_dataloader)
+                self.run_history._increment_epoch()
+
+    def save(trainer: Trainer) -> None:
+        if trainer.run_history.current_epoch == 2:
+            trainer.save_training_state(tmp_path / "state")
+
+    whole = train(build_trainer(callbacks=[each("on_training_run_epoch_end", save)]), points, 4)
+    rest = train(build_trainer(kind=Rest), points, 4, resume_from=tmp_path / "state")
+    assert_same_model(rest.model, whole.model)
+    assert (
+        "range(self.run_history.current_epoch - 1, self.run_config.num_epochs)"
+        in capsys.readouterr().out
+    )

@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 from loopwright import CheckpointError
-from loopwright.checkpoint import load_weights
 from loopwright.errors import Interrupted
 from loopwright.interfaces.lifecycle import (
     CosineLrScheduler,
@@ -33,8 +32,8 @@ from loopwright.interfaces.lifecycle import (
 from loopwright.run import RunView
 from loopwright.training import steps
 
-from ...loops import assert_same_model, assert_same_optimizer, build_net
-from .runs import Each, build_trainer, head, train
+from ...loops import assert_same_model, assert_same_optimizer
+from .runs import build_trainer, each, train
 
 
 class CrashError(Exception):
@@ -49,15 +48,15 @@ def stop(trainer: Trainer) -> None:
     raise StopTrainingError("enough")
 
 
-def at_step(step: int, action: Any) -> Each:
-    return Each(
+def at_step(step: int, action: Any) -> TrainerCallback:
+    return each(
         "on_train_step_start",
         lambda trainer: action(trainer) if trainer._core.progress.step == step else None,
     )
 
 
-def at_epoch(epoch: int, event: str, action: Any) -> Each:
-    return Each(
+def at_epoch(epoch: int, event: str, action: Any) -> TrainerCallback:
+    return each(
         event,
         lambda trainer: action(trainer) if trainer.run_history.current_epoch == epoch else None,
     )
@@ -94,45 +93,6 @@ def test_a_checkpoint_holds_model_optimizer_scheduler_and_more(
     assert other.scheduler.last_epoch == 5
     assert (content["note"], content["epoch"]) == ("first", 1)
     assert {"model_state_dict", "optimizer_state_dict", "scheduler_state_dict"} <= content.keys()
-
-
-def test_parts_of_a_checkpoint_can_be_left_out(points: TensorDataset, tmp_path: Path) -> None:
-    trainer = train(build_trainer(), points, 1, create_scheduler_fn=partial(StepLR, step_size=3))
-    trainer.save_checkpoint(tmp_path / "small", save_optimizer=False, save_scheduler=False)
-    assert trainer.load_checkpoint(tmp_path / "small").keys() == {"model_state_dict"}
-    trainer.save_checkpoint(tmp_path / "whole")
-    other = build_trainer(seed=5, lr=0.3)
-    other.load_checkpoint(tmp_path / "whole", load_optimizer=False, load_scheduler=False)
-    assert_same_model(other.model, trainer.model)
-    assert other.optimizer is not None
-    assert other.optimizer.param_groups[0]["lr"] == 0.3
-
-
-def test_a_fresh_trainer_evaluates_what_it_loaded(points: TensorDataset, tmp_path: Path) -> None:
-    trainer = train(build_trainer(), points, 1, create_scheduler_fn=partial(StepLR, step_size=3))
-    trainer.save_checkpoint(tmp_path / "saved")
-    trainer.evaluate(points)
-    other = Trainer(build_net(5), nn.CrossEntropyLoss(), None, callbacks=())
-    other.load_checkpoint(tmp_path / "saved")
-    other.evaluate(points)
-    name = "evaluation_loss"
-    assert other.run_history.get_latest_metric(name) == trainer.run_history.get_latest_metric(name)
-
-
-def test_the_weights_of_a_checkpoint_are_plain_safetensors(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    trainer = build_trainer()
-    trainer.save_checkpoint(tmp_path / "saved")
-    weights = load_weights(tmp_path / "saved")
-    assert all(
-        torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items()
-    )
-    assert not [
-        path
-        for path in (tmp_path / "saved").iterdir()
-        if path.suffix not in (".json", ".safetensors")
-    ]
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing(
@@ -220,23 +180,6 @@ def test_callbacks_go_on_with_the_run_wherever_the_saving_one_stands(
     assert_same_run(resumed, whole)
 
 
-def test_an_average_goes_on_exactly_inside_an_epoch(points: TensorDataset, tmp_path: Path) -> None:
-    def averaging() -> ModelEmaCallback:
-        return ModelEmaCallback(decay=0.6, save_path=tmp_path / "ema")
-
-    reference = averaging()
-    whole = train(build_trainer(callbacks=[reference]), points, 2, eval_dataset=points)
-    saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=7, save_at_end=False)
-    train(build_trainer(callbacks=[averaging(), saving]), points, 2, eval_dataset=points)
-    again = averaging()
-    resumed = build_trainer(seed=3, callbacks=[again])
-    resumed.train(points, 2, eval_dataset=points, resume_from=tmp_path / "states" / "step_7")
-    assert_same_run(resumed, whole)
-    assert reference.ema_model is not None
-    assert again.ema_model is not None
-    assert_same_model(again.ema_model.module, reference.ema_model.module)
-
-
 def test_a_finished_run_is_not_trained_again_and_a_longer_one_goes_on(
     points: TensorDataset, tmp_path: Path
 ) -> None:
@@ -265,30 +208,6 @@ def test_limited_batches_and_extra_evaluations_resume_too(
     assert_same_run(resumed, whole)
 
 
-def test_a_state_that_a_signal_asks_for_is_saved_after_the_update_and_resumes_exactly(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    def request(trainer: Trainer) -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    saving = SaveTrainingStateCallback(tmp_path / "states", save_at_end=False)
-    whole = train(
-        build_trainer(callbacks=[saving, at_step(2, request), at_step(6, request)]), points, 2
-    )
-    assert [path.name for path in (tmp_path / "states").iterdir()] == ["requested"]
-    resumed = build_trainer(seed=3)
-    resumed.train(points, 2, resume_from=tmp_path / "states" / "requested")
-    assert_same_run(resumed, whole)
-
-
-def test_only_the_latest_states_are_kept(points: TensorDataset, tmp_path: Path) -> None:
-    saving = SaveTrainingStateCallback(
-        tmp_path / "states", save_every_n_epochs=1, save_at_end=False, max_checkpoints=2
-    )
-    train(build_trainer(callbacks=[saving]), points, 4)
-    assert sorted(path.name for path in (tmp_path / "states").iterdir()) == ["epoch_3", "epoch_4"]
-
-
 def test_a_state_saved_inside_a_step_waits_for_the_update(
     points: TensorDataset, tmp_path: Path
 ) -> None:
@@ -299,7 +218,7 @@ def test_a_state_saved_inside_a_step_waits_for_the_update(
             trainer.save_training_state(tmp_path / "state")
             seen.append((tmp_path / "state").exists())
 
-    train(build_trainer(callbacks=[Each("on_train_step_end", save)]), points, 1)
+    train(build_trainer(callbacks=[each("on_train_step_end", save)]), points, 1)
     resumed = build_trainer(seed=3)
     resumed.train(points, 1, resume_from=tmp_path / "state")
     assert seen == [False]
@@ -319,13 +238,6 @@ def test_a_state_can_be_loaded_for_use(points: TensorDataset, tmp_path: Path) ->
     }
 
 
-def test_a_state_of_other_data_is_refused(points: TensorDataset, tmp_path: Path) -> None:
-    saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=2, save_at_end=False)
-    train(build_trainer(callbacks=[saving]), points, 1)
-    with pytest.raises(Exception, match="resume with the same data"):
-        build_trainer().train(head(points, 20), 1, resume_from=tmp_path / "states" / "step_2")
-
-
 def test_a_run_that_ended_after_its_last_update_has_the_end_of_its_epoch_left(
     points: TensorDataset, tmp_path: Path
 ) -> None:
@@ -343,16 +255,6 @@ def test_a_run_that_ended_after_its_last_update_has_the_end_of_its_epoch_left(
     resumed.train(points, 3, resume_from=tmp_path / "states" / "step_7", **options)
     assert_same_run(resumed, whole)
     assert len(list(resumed.run_history.get_metric_values("eval_loss_epoch"))) == 2
-
-
-def test_a_run_that_was_stopped_inside_an_epoch_is_saved_at_its_end(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    saving = SaveTrainingStateCallback(tmp_path / "states")
-    trainer = train(build_trainer(callbacks=[at_step(3, stop), saving]), points, 2)
-    other = build_trainer(seed=3)
-    other.load_training_state(tmp_path / "states" / "final")
-    assert_same_model(other.model, trainer.model)
 
 
 STOPS = {
@@ -381,76 +283,6 @@ def test_a_run_that_was_stopped_stays_stopped(
         assert again._core.run.stopping.reason == "enough"
         run = RunView(tmp_path / "run")
         assert (run.state, run.reason) == ("stopped", "enough")
-
-
-def test_a_run_that_a_callback_stopped_goes_on_when_the_callback_lets_it(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    """`EarlyStoppingCallback` says: raise the patience to continue."""
-
-    def build(patience: int, **options: Any) -> Trainer:
-        stopping = EarlyStoppingCallback(patience, early_stopping_threshold=9.0)
-        return build_trainer(
-            callbacks=[stopping, SaveTrainingStateCallback(tmp_path / "states")], **options
-        )
-
-    stopped = train(build(1), points, 5, eval_dataset=points)
-    again = build(1, seed=3)
-    again.train(points, 5, points, resume_from=tmp_path / "states" / "final")
-    assert_same_run(again, stopped)
-    assert again._core.run.stopping.reason == stopped._core.run.stopping.reason is not None
-    longer = build(9, seed=3)
-    longer.train(points, 5, points, resume_from=tmp_path / "states" / "final")
-    assert_same_run(longer, train(build_trainer(), points, 5, eval_dataset=points))
-    assert longer._core.run.stopping.reason is None
-
-
-def test_a_stop_in_an_evaluation_that_a_callback_runs_does_not_end_the_training(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    def evaluate(trainer: Trainer) -> None:
-        trainer.callback_handler.add_callback(Each("on_eval_epoch_end", stop))
-        trainer.evaluate(points)
-        trainer.callback_handler.callbacks.pop()
-
-    saving = SaveTrainingStateCallback(tmp_path / "states")
-    trainer = train(
-        build_trainer(callbacks=[at_epoch(1, "on_train_epoch_end", evaluate), saving]), points, 2
-    )
-    assert (trainer.run_history.current_epoch, trainer._core.run.stopping.reason) == (3, None)
-
-
-def test_the_state_of_a_compiled_model_has_the_names_of_the_model(tmp_path: Path) -> None:
-    trainer = build_trainer()
-    names = set(trainer.model.state_dict())
-    trainer.model = torch.compile(trainer.model, backend="eager")  # type: ignore[assignment]
-    trainer.save_checkpoint(tmp_path / "saved")
-    assert set(load_weights(tmp_path / "saved")) == names
-
-
-@pytest.mark.parametrize("event", ["on_train_step_start", "on_eval_step_end"])
-def test_a_signal_ends_the_run_after_the_update_with_its_state_saved(
-    points: TensorDataset, tmp_path: Path, event: str
-) -> None:
-    class Signalling(TrainerCallback):
-        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            if event == "on_train_step_start" and trainer._core.progress.step == 7:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        def on_eval_step_end(
-            self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any
-        ) -> None:
-            if event == "on_eval_step_end" and trainer.run_history.current_epoch == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    whole = train(build_trainer(), points, 3, eval_dataset=points)
-    saving = SaveTrainingStateCallback(tmp_path / "states")
-    with pytest.raises(Interrupted) as caught:
-        train(build_trainer(callbacks=[Signalling(), saving]), points, 3, eval_dataset=points)
-    assert caught.value.code == 143
-    resumed = build_trainer(seed=3)
-    resumed.train(points, 3, eval_dataset=points, resume_from=tmp_path / "states" / "interrupted")
-    assert_same_run(resumed, whole)
 
 
 def test_a_signal_between_the_last_update_and_the_end_of_the_data_loses_no_epoch(

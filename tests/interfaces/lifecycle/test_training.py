@@ -3,22 +3,18 @@ traps."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LinearLR, StepLR
 from torch.utils.data import (
-    DataLoader,
     Dataset,
     IterableDataset,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
-from loopwright.interfaces.lifecycle import Trainer, TrainerPlaceholderValues
+from loopwright.interfaces.lifecycle import Trainer
 from tests.mistakes import raises
 
 from ...loops import (
@@ -29,7 +25,7 @@ from ...loops import (
     evaluate_by_hand,
     train_by_hand,
 )
-from .runs import Each, build_trainer, head, train
+from .runs import build_trainer, each, head, train
 
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
@@ -57,79 +53,6 @@ def test_training_equals_the_hand_written_loop_bit_for_bit(
     assert_same_optimizer(trainer.optimizer, optimizer)
 
 
-def test_a_scheduler_is_stepped_once_an_update(points: TensorDataset) -> None:
-    make = partial(LinearLR, start_factor=0.1, total_iters=9)
-    trainer = train(
-        build_trainer(), points, 3, create_scheduler_fn=make, gradient_accumulation_steps=2
-    )
-    model = build_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    train_by_hand(model, optimizer, points, epochs=3, accumulate=2, every_update=make(optimizer))
-    assert_same_model(trainer.model, model)
-    assert trainer.scheduler.last_epoch == 9
-
-
-def test_a_scheduler_of_an_earlier_run_is_not_stepped_in_the_next(points: TensorDataset) -> None:
-    trainer = train(
-        build_trainer(), points, 1, create_scheduler_fn=partial(StepLR, step_size=1, gamma=0.5)
-    )
-    earlier = trainer.scheduler
-    train(trainer, points, 1)
-    assert earlier.last_epoch == 5
-    assert trainer.scheduler is None
-
-
-def test_the_recorded_train_loss_is_the_mean_of_samples_whatever_the_accumulation(
-    points: TensorDataset,
-) -> None:
-    losses = [
-        train(
-            build_trainer(lr=0.0),
-            points,
-            1,
-            gradient_accumulation_steps=steps,
-            per_device_batch_size=size,
-        ).run_history.get_latest_metric("train_loss_epoch")
-        for steps, size in ((1, 37), (4, 37))
-    ]
-    model = build_net()
-    torch.manual_seed(0)
-    by_hand = train_by_hand(
-        model, torch.optim.SGD(model.parameters(), lr=0.0), points, batch_size=37
-    )
-    assert losses == [pytest.approx(by_hand[0]), pytest.approx(by_hand[0])]
-
-
-def test_batches_count_by_the_samples_in_them(points: TensorDataset) -> None:
-    class ConstantLoss(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            output = super().calculate_train_batch_loss(batch)
-            return output | {"loss": output["loss"] * 0 + len(batch[1])}
-
-    trainer = train(build_trainer(kind=ConstantLoss), points, 1)
-    assert trainer.run_history.get_latest_metric("train_loss_epoch") == pytest.approx(
-        (32 * 8 + 5 * 5) / 37
-    )
-
-
-def test_gradients_are_clipped_once_an_update(points: TensorDataset) -> None:
-    calls = []
-
-    class Counting(Trainer):
-        def _clip_gradients(self) -> None:
-            calls.append(self._core.progress.step)
-            super()._clip_gradients()
-
-    train(
-        build_trainer(kind=Counting),
-        points,
-        1,
-        gradient_accumulation_steps=2,
-        gradient_clip_value=0.01,
-    )
-    assert calls == [1, 3, 4]
-
-
 def test_evaluation_is_the_mean_over_all_samples(points: TensorDataset) -> None:
     trainer = train(build_trainer(), points, 1, eval_dataset=points)
     expected = evaluate_by_hand(trainer.model, points)
@@ -140,29 +63,6 @@ def test_evaluation_is_the_mean_over_all_samples(points: TensorDataset) -> None:
     assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(
         expected, rel=1e-6
     )
-
-
-def test_evaluation_leaves_every_mode_as_it_was(points: TensorDataset) -> None:
-    trainer = build_trainer()
-    norm = list(trainer.model.children())[1]
-    norm.eval()
-    modes: list[bool] = []
-    check = Each(
-        "on_train_step_start", lambda _: modes.append(trainer.model.training and not norm.training)
-    )
-    trainer.callback_handler.add_callback(check)
-    train(trainer, points, 2, eval_dataset=points)
-    trainer.evaluate(points)
-    assert modes == [True] * 10
-    assert trainer.model.training
-    assert not norm.training
-
-
-def test_evaluation_does_not_change_training(points: TensorDataset) -> None:
-    one, other = build_trainer(), build_trainer()
-    train(one, points, 2, eval_dataset=points)
-    train(other, points, 2)
-    assert_same_model(one.model, other.model)
 
 
 def test_the_smaller_of_epochs_and_updates_wins(points: TensorDataset) -> None:
@@ -195,12 +95,6 @@ def test_loader_arguments_are_used(points: TensorDataset) -> None:
     assert trainer.get_default_eval_dl_kwargs(4)["shuffle"] is False
 
 
-def test_a_sampler_takes_the_place_of_shuffling(points: TensorDataset) -> None:
-    sampler = WeightedRandomSampler([1.0] * 37, num_samples=16)
-    trainer = train(build_trainer(), points, 1, train_dataloader_kwargs={"sampler": sampler})
-    assert trainer.run_config.num_update_steps_per_epoch == 2
-
-
 def test_data_without_a_length_trains(points: TensorDataset) -> None:
     class Endless(IterableDataset[Any]):
         def __iter__(self) -> Any:
@@ -209,40 +103,6 @@ def test_data_without_a_length_trains(points: TensorDataset) -> None:
     trainer = train(build_trainer(), Endless(), 2)  # type: ignore[arg-type]
     assert trainer._core.progress.update == 10
     assert trainer.run_config.num_update_steps_per_epoch is None
-
-
-def test_a_loader_of_ones_own_is_used(points: TensorDataset) -> None:
-    class Own(Trainer):
-        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> Any:
-            return DataLoader(self.train_dataset, batch_size=2 * batch_size)
-
-    trainer = train(build_trainer(kind=Own), points, 1)
-    assert trainer._core.progress.update == 3
-
-
-def test_a_later_run_sees_the_data_in_another_order_and_counts_epochs_anew(
-    points: TensorDataset,
-) -> None:
-    seen: list[list[float]] = []
-
-    class Watching(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            seen.append(batch[0][:, 0].tolist())
-            return super().calculate_train_batch_loss(batch)
-
-    trainer = train(build_trainer(kind=Watching), points, 1, per_device_batch_size=37)
-    train(trainer, points, 1, per_device_batch_size=37)
-    assert seen[0] != seen[1]
-    assert sorted(seen[0]) == sorted(seen[1])
-    assert list(trainer.run_history.get_metric_names()) == ["train_loss_epoch"]
-    assert trainer.run_history.current_epoch == 2
-
-
-def test_the_run_history_is_kept_when_asked(points: TensorDataset) -> None:
-    trainer = train(build_trainer(), points, 1)
-    train(trainer, points, 2, reset_run_history=False)
-    assert len(list(trainer.run_history.get_metric_values("train_loss_epoch"))) == 3
-    assert trainer.run_history.current_epoch == 4
 
 
 def test_what_a_loss_function_learns_is_trained_and_kept(
@@ -267,14 +127,6 @@ def test_what_a_loss_function_learns_is_trained_and_kept(
     assert loss_func.scale.item() == learned
 
 
-def test_a_frozen_module_beside_the_model_is_left_alone(points: TensorDataset) -> None:
-    trainer = build_trainer()
-    teacher = build_net(2).eval()
-    trainer.teacher = teacher  # type: ignore[attr-defined]
-    train(trainer, points, 1, eval_dataset=points)
-    assert not teacher.training
-
-
 def test_an_error_in_training_surfaces_and_the_trainer_can_train_again(
     points: TensorDataset,
 ) -> None:
@@ -294,7 +146,7 @@ def test_an_error_in_training_surfaces_and_the_trainer_can_train_again(
 
 def test_training_inside_training_is_refused(points: TensorDataset) -> None:
     trainer = build_trainer(
-        callbacks=[Each("on_train_epoch_end", lambda trainer: trainer.train(points, 1))]
+        callbacks=[each("on_train_epoch_end", lambda trainer: trainer.train(points, 1))]
     )
     with raises("already-training"):
         train(trainer, points, 1)
@@ -305,7 +157,7 @@ def test_an_evaluation_inside_a_run_does_not_take_the_place_of_its_own(
 ) -> None:
     few = head(points, 8)
     trainer = build_trainer(
-        callbacks=[Each("on_train_epoch_end", lambda trainer: trainer.evaluate(few))]
+        callbacks=[each("on_train_epoch_end", lambda trainer: trainer.evaluate(few))]
     )
     train(trainer, points, 2, eval_dataset=points)
     plain = train(build_trainer(), points, 2, eval_dataset=points)
@@ -314,77 +166,3 @@ def test_an_evaluation_inside_a_run_does_not_take_the_place_of_its_own(
         "eval_loss_epoch"
     )
     assert len(list(own.get_metric_values("evaluation_loss"))) == 2
-
-
-def test_print_and_gather_and_get_model_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = build_trainer()
-    trainer.print("a", "b", sep="-")
-    assert capsys.readouterr().out == "a-b\n"
-    values = torch.arange(3)
-    assert trainer.gather(values, padding_value=-1) is values
-    assert trainer.get_model() is trainer.model
-    assert trainer.device.type in ("cpu", "cuda", "mps")
-
-
-def test_the_run_config_says_what_the_run_does(points: TensorDataset) -> None:
-    trainer = train(
-        build_trainer(),
-        points,
-        3,
-        eval_dataset=points,
-        gradient_accumulation_steps=2,
-        gradient_clip_value=1.0,
-    )
-    config = trainer.run_config.to_dict()
-    expected = {
-        "num_epochs": 3,
-        "train_per_device_batch_size": 8,
-        "eval_per_device_batch_size": 8,
-        "train_total_batch_size": 16,
-        "eval_total_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "gradient_clip_value": 1.0,
-        "num_update_steps_per_epoch": 3,
-        "max_num_train_steps": None,
-        "is_world_process_zero": True,
-        "is_local_process_zero": True,
-        "is_distributed": False,
-        "num_processes": 1,
-        "mixed_precision": "no",
-    }
-    assert {name: config[name] for name in expected} == expected
-
-
-def test_a_placeholder_counts_updates_with_accumulation_and_a_short_last_window(
-    points: TensorDataset,
-) -> None:
-    def make(optimizer: Any, updates: int, epochs: int) -> StepLR:
-        return StepLR(optimizer, updates * epochs)
-
-    names = TrainerPlaceholderValues
-    factory = partial(make, updates=names.NUM_UPDATE_STEPS_PER_EPOCH, epochs=names.NUM_EPOCHS)
-    trainer = train(
-        build_trainer(), points, 3, gradient_accumulation_steps=2, create_scheduler_fn=factory
-    )
-    assert trainer.scheduler.step_size == 9
-    assert trainer._core.progress.update == 9
-
-
-def test_a_plateau_scheduler_can_be_stepped_where_the_metric_is(points: TensorDataset) -> None:
-    class WithPlateau(Trainer):
-        def scheduler_step(self) -> None:
-            """Once an epoch instead."""
-
-        def training_run_epoch_end(self) -> None:
-            self.scheduler.step(1.0)
-
-    factory = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, factor=0.5)
-    trainer = train(build_trainer(kind=WithPlateau), points, 3, create_scheduler_fn=factory)
-    assert trainer.scheduler.get_last_lr() == [0.05 / 4]
-
-
-def test_workers_of_a_loader_change_nothing(points: TensorDataset) -> None:
-    with_workers = train(
-        build_trainer(), list(points), 2, train_dataloader_kwargs={"num_workers": 2}
-    )  # type: ignore[arg-type]
-    assert_same_model(with_workers.model, train(build_trainer(), points, 2).model)

@@ -2,14 +2,11 @@
 placeholders."""
 
 from .callbacks import (
-    CallbackHandler,
-    CallbackNotFoundError,
     ConvertSyncBatchNormCallback,
     EarlyStoppingCallback,
     LimitBatchesCallback,
     LimitEvalStepsCallback,
     LogMetricsCallback,
-    ModelEma,
     ModelEmaCallback,
     MoveModulesToDeviceCallback,
     PrintMetricsCallback,
@@ -19,19 +16,30 @@ from .callbacks import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
-    StopTrainingError,
     SyncBatchNormCallback,
     TerminateOnNaNCallback,
-    TrainerCallback,
     WSDCheckpointCallback,
     get_default_callbacks,
 )
-from .finetuning import ModelFreezer
-from .placeholders import TrainerPlaceHolderValues, TrainerPlaceholderValues
-from .run_config import TrainerRunConfig
-from .schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase, WSDLrScheduler
-from .tracking import InMemoryRunHistory, LossTracker, RunHistory
+from .schedulers import (
+    CosineLrScheduler,
+    SchedulerBase,
+    StatefulSchedulerBase,
+    TrainerPlaceHolderValues,
+    TrainerPlaceholderValues,
+    WSDLrScheduler,
+)
+from .tracking import (
+    CallbackHandler,
+    CallbackNotFoundError,
+    InMemoryRunHistory,
+    LossTracker,
+    RunHistory,
+    StopTrainingError,
+    TrainerCallback,
+)
 from .trainer import DEFAULT_CALLBACKS, Trainer, TrainerWithTimmScheduler
+from .utils import ModelEma, ModelFreezer, TrainerRunConfig
 
 __all__ = [
     "DEFAULT_CALLBACKS",

@@ -1,4 +1,4 @@
-"""The callbacks that ship: they end runs, keep models, save states, limit batches and average
+"""The callbacks that ship: they report, end runs, keep models, save states, limit batches and average
 weights."""
 
 from __future__ import annotations
@@ -9,38 +9,31 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from ...callbacks.ema import averaged_parameters, move_averages, paired_groups
-from ...callbacks.nonfinite import parameter_name
 from ...checkpoint import CheckpointStore
 from ...checkpoint.manifest import check_directory, check_inside, local_path
 from ...data.stream import LimitedStream
 from ...errors import ConfigurationError, NonFiniteLossError, check_number
 from ...metrics.best import BestSoFar, WatchedMetric
-from ...text import counted
-from .events import (
+from .schedulers import WSDLrScheduler
+from .tracking import (
     CallbackHandler,
     CallbackLike,
     CallbackNotFoundError,
     StopTrainingError,
     TrainerCallback,
+    num_recorded,
+    values_since,
 )
-from .reporting import (
-    LogMetricsCallback,
-    PrintMetricsCallback,
-    PrintProgressCallback,
-    ProgressBarCallback,
-)
+from .utils import ModelEma
 
 if TYPE_CHECKING:
     from ...data.open import Stream
@@ -73,82 +66,166 @@ __all__ = [
     "get_default_callbacks",
 ]
 
+BAR_WIDTH = 30
+REDRAW_SECONDS = 0.1
 PREFIX = "ema_model_"
 # names of training states that `SaveTrainingStateCallback` writes
 SAVED = re.compile(r"(epoch|step)_\d+|final|interrupted|requested")
 
 
-class TerminateOnNaNCallback(TrainerCallback):
-    """Ends training when a loss, a gradient or a learning rate is NaN or infinite, before it
-    reaches the weights.
+class LogMetricsCallback(TrainerCallback):
+    """Logs every metric that was recorded in the run history, once. Override `log_metrics` to send
+    them elsewhere."""
 
-    `train` raises `NonFiniteLossError`.
+    # of subclasses that do not call `super().__init__()`, too
+    _num_logged: Mapping[str, int] = MappingProxyType({})
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._num_logged = num_recorded(trainer.run_history)
+
+    on_evaluation_run_start = on_training_run_start
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        new = values_since(trainer.run_history, self._num_logged)
+        self._num_logged = num_recorded(trainer.run_history)
+        # added to the defaults, `PrintMetricsCallback` prints the same lines
+        is_printed_elsewhere = type(self) is LogMetricsCallback and any(
+            isinstance(one, PrintMetricsCallback) for one in trainer.callback_handler
+        )
+        if new and not is_printed_elsewhere:
+            self.log_metrics(trainer, new)
+
+    on_eval_epoch_end = on_train_epoch_end
+    on_training_run_epoch_end = on_train_epoch_end
+    on_evaluation_run_end = on_train_epoch_end
+
+    def log_metrics(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        """Take the latest values. Default: print them, a line each."""
+        for name, value in metrics.items():
+            is_scalar = isinstance(value, Tensor) and value.numel() == 1
+            shown = value.item() if is_scalar else value
+            trainer.print(
+                f"{name}: {shown:.6g}" if isinstance(shown, float) else f"{name}: {shown}"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._num_logged = dict(state["num_logged"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_logged": dict(self._num_logged)}
+
+
+class PrintMetricsCallback(LogMetricsCallback):
+    """Prints the metrics that are recorded in the run history."""
+
+
+class PrintProgressCallback(TrainerCallback):
+    """Prints the start of a run, its epochs and its end."""
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print(f"\nTraining on {trainer.device}, epochs: {trainer.run_config.num_epochs}")
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print(f"\nEpoch {trainer.run_history.current_epoch}")
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print("\nTraining is finished")
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print("\nEvaluating")
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print("Evaluation is finished")
+
+
+class ProgressBarCallback(TrainerCallback):
+    """Draws a progress bar of the current epoch on a terminal; elsewhere it draws nothing."""
+
+    label = ""  # of the bar that is drawn, if one is
+    total: int | None = None
+    count = 0
+    began = 0.0
+    drawn = 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._begin(trainer, "train", trainer._core.run.epoch_length())
+
+    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        stream = trainer._core.run.data.eval_stream
+        if not self.label:  # the bar of an epoch stays during evaluations inside it
+            self._begin(trainer, "eval", None if stream is None else stream.num_batches)
+
+    def _begin(self, trainer: Trainer, label: str, total: int | None) -> None:
+        if sys.stdout.isatty() and trainer.run_config.is_local_process_zero:
+            self.label = label
+            self.total = total
+            self.count = 0
+            self.began = self.drawn = monotonic()
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+        now = monotonic()
+        self.count += 1
+        if self.label and now - self.drawn >= REDRAW_SECONDS:
+            self.drawn = now
+            self._draw(self.text(now))
+
+    def on_eval_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+        if self.label == "eval":
+            self.on_train_step_end(trainer)
+
+    def text(self, now: float) -> str:
+        """The bar at this moment."""
+        speed = f"{self.count / max(now - self.began, 1e-9):.0f} batches/s"
+        if self.total is None:
+            return f"{self.label} {self.count}  {speed}"
+        filled = BAR_WIDTH * self.count // max(self.total, 1)
+        return f"{self.label} [{'=' * filled:<{BAR_WIDTH}}] {self.count}/{self.total}  {speed}"
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self.label:
+            self.label = ""
+            self._draw("")
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self.label == "eval":
+            self.on_train_epoch_end(trainer)
+
+    on_stop_training_error = on_train_epoch_end
+
+    def _draw(self, text: str) -> None:
+        """Write over the line of the terminal."""
+        sys.stdout.write(f"\r{text}\x1b[K")
+        sys.stdout.flush()
+
+
+class TerminateOnNaNCallback(TrainerCallback):
+    """Ends training with `NonFiniteLossError` when a loss, a gradient or a learning rate is NaN or
+    infinite, before it reaches the weights; and a run whose evaluation loss is not finite.
 
     On an accelerator, where reading every loss would hold the device up, a fused optimizer leaves
     such a step out by itself and training ends at the next log point; other optimizers cost a read
     before each step.
     """
 
-    triggered: str = ""  # what was not finite, once something was
-    _modules: Mapping[str, nn.Module] = MappingProxyType({})
+    # the guard of the core looks at training, since this callback is there
 
-    # as a guard of updates
-    is_final: bool = True
-    is_immediate: bool = False
-
-    def refuse(self, what: str) -> None:
-        self.triggered = what
-        raise StopTrainingError(f"Stopping training: {what}")
-
-    def name_of(self, param: nn.Parameter) -> str:
-        return parameter_name(self._modules, param)
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.triggered = ""
-        self._modules = trainer._core.modules
-
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """The program must not go on as if the model were trained."""
-        if self.triggered:
-            raise NonFiniteLossError(
-                "not-finite",
-                f"Training was stopped: {self.triggered}. The weights are those of the previous "
-                "update. Lower the learning rate, pass `gradient_clip_value=`, or look at the "
-                "data; without TerminateOnNaNCallback, training continues.",
-            )
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._check(trainer, "eval_loss_epoch")
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        loss = _latest(trainer, "evaluation_loss")
+        self._check(trainer, "evaluation_loss")
+
+    def _check(self, trainer: Trainer, name: str) -> None:
+        history = trainer.run_history
+        if name not in history.get_metric_names():
+            return
+        loss = float(history.get_latest_metric(name))
         if not math.isfinite(loss):
             raise NonFiniteLossError(
                 "evaluation-not-finite",
-                f"The evaluation loss is {loss}: check the weights and the evaluation data. "
-                "Without TerminateOnNaNCallback, such a loss is only recorded.",
+                f"{name} is {loss} in epoch {history.current_epoch}: check the weights and the "
+                "evaluation data. Without TerminateOnNaNCallback, such a loss is only recorded.",
             )
-
-    def on_train_step_end(
-        self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any
-    ) -> None:
-        loss = batch_output["loss"]
-        if trainer.run_config.is_distributed:
-            return  # the flag is all-reduced with the gradients
-        if isinstance(loss, Tensor) and loss.is_cpu and not math.isfinite(loss.item()):
-            self.refuse(
-                f"the training loss is {loss.item()} in epoch {trainer.run_history.current_epoch}"
-            )
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        loss = _latest(trainer, "eval_loss_epoch")
-        if not math.isfinite(loss):
-            self.refuse(
-                f"the evaluation loss is {loss} in epoch {trainer.run_history.current_epoch}"
-            )
-
-
-def _latest(trainer: Trainer, name: str) -> float:
-    """The last value of a metric; 0 where none was recorded."""
-    history = trainer.run_history
-    return float(history.get_latest_metric(name)) if name in history.get_metric_names() else 0.0
 
 
 def check_evaluates(trainer: Trainer, what: str) -> None:
@@ -161,7 +238,8 @@ def check_evaluates(trainer: Trainer, what: str) -> None:
 
 
 class MetricWatcher(TrainerCallback):
-    """Base class of callbacks that look for the best value of a metric, by the core's one rule.
+    """Base class of callbacks that look for the best value of a metric, by the core's one rule, and
+    may save the model that has it.
 
     Without `greater_is_better`, the name of the metric says which values are better.
     """
@@ -169,7 +247,10 @@ class MetricWatcher(TrainerCallback):
     watch_metric: str = "eval_loss_epoch"
     greater_is_better: bool | None = None
     reset_on_train: bool = True
-    threshold: float = 0.0
+    early_stopping_threshold: float = 0.0
+    save_path: str | Path | None = None
+    save_optimizer: bool = True
+    save_scheduler: bool = True
 
     def __post_init__(self) -> None:
         self.greater_is_better = self.watched.mode == "max"
@@ -184,7 +265,7 @@ class MetricWatcher(TrainerCallback):
             type(self).__name__,
             "greater_is_better",
             choices=("False", "True"),
-            min_delta=self.threshold,
+            min_delta=self.early_stopping_threshold,
         )
 
     @property
@@ -202,11 +283,24 @@ class MetricWatcher(TrainerCallback):
             self.watched.so_far = BestSoFar()
         if self.watch_metric == "eval_loss_epoch":
             check_evaluates(trainer, f"{type(self).__name__} watches 'eval_loss_epoch'")
+        if self.save_path is not None and not trainer._overrides("save_checkpoint"):
+            check_directory(self.save_path, "save_path")
 
     def improves(self, trainer: Trainer) -> bool:
         """Whether the latest value is the best so far, which it then is."""
         value = float(trainer.run_history.get_latest_metric(self.watch_metric))
         return self.watched.add(value, trainer.run_history.current_epoch)
+
+    def save(self, trainer: Trainer) -> None:
+        """Write the model as it is now, with the value that made it the best."""
+        assert self.save_path is not None
+        about = {"epoch": self.best_metric_epoch, self.watch_metric: self.best_metric}
+        trainer.save_checkpoint(
+            self.save_path,
+            checkpoint_kwargs=about,
+            save_optimizer=self.save_optimizer,
+            save_scheduler=self.save_scheduler,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
@@ -231,22 +325,9 @@ class EarlyStoppingCallback(MetricWatcher):
         super().__post_init__()
 
     @property
-    def threshold(self) -> float:  # type: ignore[override]
-        return self.early_stopping_threshold
-
-    @property
     def early_stopping_patience_counter(self) -> int:
         """How many epochs in a row have not improved the metric."""
         return self.watched.so_far.num_bad
-
-    def why_over(self) -> str | None:
-        if self.early_stopping_patience_counter < self.early_stopping_patience:
-            return None
-        return (
-            f"Nothing to train: the resumed run has already ended, because {self.watch_metric} "
-            f"had not improved for {counted(self.early_stopping_patience_counter, 'epoch')}. "
-            "Raise early_stopping_patience to continue."
-        )
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         self.improves(trainer)
@@ -275,20 +356,9 @@ class SaveBestModelCallback(MetricWatcher):
     save_scheduler: bool = True
     load_saved_checkpoint: bool = True
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        super().on_training_run_start(trainer)
-        if not trainer._overrides("save_checkpoint"):
-            check_directory(self.save_path, "save_path")
-
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         if self.improves(trainer):
-            about = {"epoch": self.best_metric_epoch, self.watch_metric: self.best_metric}
-            trainer.save_checkpoint(
-                self.save_path,
-                checkpoint_kwargs=about,
-                save_optimizer=self.save_optimizer,
-                save_scheduler=self.save_scheduler,
-            )
+            self.save(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         if self.load_saved_checkpoint and self.best_metric is not None:
@@ -318,18 +388,14 @@ class SaveTrainingStateCallback(TrainerCallback):
     max_checkpoints: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("save_every_n_epochs", "save_every_n_steps", "max_checkpoints"):
-            value = getattr(self, name)
-            if value is not None:
-                check_number(f"SaveTrainingStateCallback({name}", value, least=1, otherwise="None")
+        if self.max_checkpoints is not None:
+            check_number("max_checkpoints", self.max_checkpoints, least=1, otherwise="None")
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         names = None if trainer._overrides("save_training_state") else SAVED
         check_inside(Path(self.save_dir), names, "save_dir")
 
-    def on_train_step_end(
-        self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any
-    ) -> None:
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
         step = trainer._core.progress.step + 1
         if self.save_every_n_steps is not None and step % self.save_every_n_steps == 0:
             trainer._core.after_update(lambda: self.save(trainer, f"step_{step}"))
@@ -380,6 +446,7 @@ class RecordRunCallback(TrainerCallback):
         self.run_dir = local_path(run_dir, "run_dir")
 
 
+@dataclass(eq=False, repr=False)
 class LimitBatchesCallback(TrainerCallback):
     """Uses the first batches of every epoch only, in training and in evaluation, to try a program
     out.
@@ -387,34 +454,25 @@ class LimitBatchesCallback(TrainerCallback):
     Every trainer gets one when the environment variable PT_ACC_LIMIT_BATCHES is set to a number.
     """
 
-    ENVIRONMENT: ClassVar[str] = "PT_ACC_LIMIT_BATCHES"
-
-    def __init__(self, num_batches: int) -> None:
-        check_number("LimitBatchesCallback(num_batches", num_batches, least=1)
-        self.num_batches = num_batches
+    num_batches: int
 
     @classmethod
-    def from_environment(cls) -> LimitBatchesCallback:
-        given = os.environ[cls.ENVIRONMENT]
-        if not given.isdecimal():
-            raise ConfigurationError(
-                "batch-limit-variable",
-                f"{cls.ENVIRONMENT}={given!r}: set it to a number of batches, or unset it.",
-            )
-        return cls(int(given))
+    def of_environment(cls) -> list[LimitBatchesCallback]:
+        """The limit that the environment sets, if it does."""
+        given = os.environ.get("PT_ACC_LIMIT_BATCHES", "none")
+        return [] if given.lower() == "none" else [cls(int(given))]
 
     def adapt_stream(self, stream: Stream, *, is_training: bool, is_intermediate: bool) -> Stream:
         return LimitedStream(stream, self.num_batches)
 
 
+@dataclass(eq=False, repr=False)
 class LimitEvalStepsCallback(TrainerCallback):
     """Uses the first batches of evaluations only; by default only in evaluations inside training
     epochs."""
 
-    def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
-        check_number("LimitEvalStepsCallback(num_eval_steps", num_eval_steps, least=1)
-        self.num_eval_steps = num_eval_steps
-        self.limit_intermediate_only = limit_intermediate_only
+    num_eval_steps: int
+    limit_intermediate_only: bool = True
 
     def adapt_stream(self, stream: Stream, *, is_training: bool, is_intermediate: bool) -> Stream:
         if is_training or (self.limit_intermediate_only and not is_intermediate):
@@ -422,6 +480,7 @@ class LimitEvalStepsCallback(TrainerCallback):
         return LimitedStream(stream, self.num_eval_steps)
 
 
+@dataclass(eq=False, repr=False)
 class StepBasedEvaluationCallback(TrainerCallback):
     """Evaluates after every `eval_every_n_steps` training steps; the loss is recorded as
     `intermediate_eval_loss`.
@@ -429,21 +488,14 @@ class StepBasedEvaluationCallback(TrainerCallback):
     Training goes on as if nothing had happened: modes and random numbers are what they were.
     """
 
-    def __init__(self, eval_every_n_steps: int) -> None:
-        name = "StepBasedEvaluationCallback(eval_every_n_steps"
-        check_number(name, eval_every_n_steps, least=1)
-        self.eval_every_n_steps = eval_every_n_steps
+    eval_every_n_steps: int
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         check_evaluates(trainer, "StepBasedEvaluationCallback evaluates inside epochs")
 
-    def on_train_step_end(
-        self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any
-    ) -> None:
-        core = trainer._core
-        if (core.progress.step + 1) % self.eval_every_n_steps == 0:
-            with core.intermediate():
-                trainer._run_eval_epoch(trainer._eval_dataloader)
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+        if (trainer._core.progress.step + 1) % self.eval_every_n_steps == 0:
+            trainer._run_eval_epoch(trainer._eval_dataloader)
 
 
 class MoveModulesToDeviceCallback(TrainerCallback):
@@ -473,42 +525,8 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 SyncBatchNormCallback = ConvertSyncBatchNormCallback
 
 
-class ModelEma(nn.Module):
-    """A copy of a model in eval mode whose weights follow the original's; buffers are taken over as
-    they are."""
-
-    module: nn.Module
-
-    def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
-        super().__init__()
-        check_number("ModelEma(decay", decay, least=0, most=1, is_whole=False)
-        self.module = deepcopy(model).eval().requires_grad_(False)
-        self.decay = decay
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the average computes."""
-        return self.module(*args, **kwargs)
-
-    @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Move the averages towards the model's weights by 1 - decay of the distance."""
-        groups = paired_groups(averaged_parameters(model), averaged_parameters(self.module))
-        move_averages(groups, 1 - self.decay)
-        _copy(self.module.buffers(), model.buffers())
-
-    @torch.no_grad()
-    def set(self, model: nn.Module) -> None:
-        """Take over the model's weights as they are."""
-        _copy(self.module.parameters(), model.parameters())
-        _copy(self.module.buffers(), model.buffers())
-
-
-def _copy(own: Iterable[Tensor], other: Iterable[Tensor]) -> None:
-    for mine, theirs in zip(own, other, strict=True):
-        mine.copy_(theirs)
-
-
-class ModelEmaCallback(SaveBestModelCallback):
+@dataclass(eq=False, repr=False)
+class ModelEmaCallback(MetricWatcher):
     """Averages the weights after every optimizer update, evaluates the average after each epoch,
     saves the best.
 
@@ -517,47 +535,23 @@ class ModelEmaCallback(SaveBestModelCallback):
     average is saved every epoch.
     """
 
-    # for subclasses that do not call `super().__init__()`, too
-    save_path = "ema_model.pt"
-    watch_metric = f"{PREFIX}eval_loss_epoch"
     save_optimizer = False
-    load_saved_checkpoint = False
     decay: float = 0.99
     evaluate_during_training: bool = True
-    ema_model: ModelEma | None = None
-    _model_ema: Callable[..., ModelEma] = ModelEma
-    _handler: CallbackHandler | None = None
-    _num_averaged: int = 0
-
-    def __init__(
-        self,
-        decay: float = 0.99,
-        evaluate_during_training: bool = True,
-        save_path: str | Path = "ema_model.pt",
-        watch_metric: str = f"{PREFIX}eval_loss_epoch",
-        greater_is_better: bool | None = None,
-        model_ema: Callable[..., ModelEma] = ModelEma,
-        callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
-    ) -> None:
-        super().__init__(
-            save_path,
-            watch_metric,
-            greater_is_better,
-            save_optimizer=False,
-            load_saved_checkpoint=False,
-        )
-        self.decay = decay
-        self.evaluate_during_training = evaluate_during_training
-        self._model_ema = model_ema
-        self._handler = CallbackHandler(callbacks)
+    save_path: str | Path = "ema_model.pt"
+    watch_metric: str = f"{PREFIX}eval_loss_epoch"
+    greater_is_better: bool | None = None
+    model_ema: Callable[..., ModelEma] = ModelEma
+    callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = ()
+    ema_model: ModelEma | None = field(default=None, init=False)
+    _num_averaged: int = field(default=0, init=False)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         super().on_training_run_start(trainer)
         if self.evaluate_during_training:
             check_evaluates(trainer, "ModelEmaCallback has evaluate_during_training=True")
-        self.ema_model = self._model_ema(
-            trainer.get_model(keep_torch_compile=False), decay=self.decay
-        )
+        model = trainer.get_model(keep_torch_compile=False)
+        self.ema_model = self.model_ema(model, decay=self.decay)
         self._num_averaged = trainer._core.progress.update
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -573,9 +567,28 @@ class ModelEmaCallback(SaveBestModelCallback):
         with self._in_place(trainer):
             if self.evaluate_during_training:
                 trainer._run_eval_epoch(trainer._eval_dataloader)
-                super().on_training_run_epoch_end(trainer)
-            else:
-                trainer.save_checkpoint(self.save_path, save_optimizer=False)
+            if not self.evaluate_during_training or self.improves(trainer):
+                self.save(trainer)
+
+    @cached_property
+    def _handler(self) -> CallbackHandler:
+        return CallbackHandler(self.callbacks)
+
+    @contextmanager
+    def _in_place(self, trainer: Trainer) -> Iterator[None]:
+        """The average as the trainer's model, its metrics under their prefix, and only its own
+        callbacks listening."""
+        assert self.ema_model is not None
+        history = trainer.run_history
+        before = (trainer.model, trainer.callback_handler, history.metric_name_prefix)
+        trainer.model = self.ema_model.module
+        trainer.callback_handler = self._handler
+        history.set_metric_name_prefix(PREFIX)
+        try:
+            yield
+        finally:
+            trainer.model, trainer.callback_handler, prefix = before
+            history.set_metric_name_prefix(prefix)
 
     def state_dict(self) -> dict[str, Any]:
         average = None if self.ema_model is None else self.ema_model.module.state_dict()
@@ -586,25 +599,6 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._num_averaged = state["num_averaged"]
         if self.ema_model is not None and state["average"] is not None:
             self.ema_model.module.load_state_dict(state["average"])
-
-    @contextmanager
-    def _in_place(self, trainer: Trainer) -> Iterator[None]:
-        """The average as the trainer's model, its metrics under their prefix, and only its own
-        callbacks listening."""
-        assert self.ema_model is not None
-        history = trainer.run_history
-        model = trainer.model
-        handler = trainer.callback_handler
-        prefix = history.metric_name_prefix
-        trainer.model = self.ema_model.module
-        trainer.callback_handler = self._handler or CallbackHandler(())
-        history.set_metric_name_prefix(PREFIX)
-        try:
-            yield
-        finally:
-            trainer.model = model
-            trainer.callback_handler = handler
-            history.set_metric_name_prefix(prefix)
 
 
 @dataclass(eq=False, repr=False)
@@ -620,67 +614,37 @@ class WSDCheckpointCallback(TrainerCallback):
     save_optimizer: bool = True
     save_scheduler: bool = True
     initial_checkpoint: str | Path | None = None
-    last_checkpoint_step: int | None = field(default=None, init=False)
-    decay_fraction: float | None = field(default=None, init=False)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if not hasattr(trainer.scheduler, "get_checkpoint_steps"):
+        if not isinstance(trainer.scheduler, WSDLrScheduler):
             raise ConfigurationError(
                 "not-a-wsd-scheduler",
                 "WSDCheckpointCallback saves when a WSDLrScheduler decays, but the scheduler is "
                 f"{type(trainer.scheduler).__name__}: pass "
                 "`create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()`.",
             )
-        self.decay_fraction = trainer.scheduler.decay_phase_ratio
         if self.initial_checkpoint is not None:
-            path = Path(self.initial_checkpoint)
-            is_state = path.suffix != ".pt"
+            is_state = Path(self.initial_checkpoint).suffix != ".pt"
             load = trainer.load_training_state if is_state else trainer.load_checkpoint
-            self.last_checkpoint_step = load(path).get("step")
-            trainer.print(f"Loaded {path}, saved after {self.last_checkpoint_step} updates")
+            load(self.initial_checkpoint)
 
-    def on_train_step_end(self, trainer: Trainer, step: int = 0, **kwargs: Any) -> None:  # type: ignore[override]
-        self._save_if_due(trainer)
-        # this batch ends an update, after which another one is done
-        if trainer._core.run.window.is_last is True:
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+        if trainer._core.run.window.is_last:
             trainer._core.after_update(lambda: self._save_if_due(trainer))
 
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._save_if_due(trainer)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"last_checkpoint_step": self.last_checkpoint_step}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.last_checkpoint_step = state["last_checkpoint_step"]
-
     def _save_if_due(self, trainer: Trainer) -> None:
-        """Save if a decay begins or ends after the updates that are done, once."""
+        """Save if a decay begins or ends after the updates that are done."""
         done = trainer.scheduler.get_current_step() + 1
         phase = trainer.scheduler.get_phase_info(done)
-        is_before = done == phase["pre_decay_step"]
-        if done == self.last_checkpoint_step or not (is_before or done == phase["period_end"]):
-            return
-        self.last_checkpoint_step = done
-        kind = "wsd_pre_decay" if is_before else "wsd_post_decay"
-        path = Path(self.save_dir, f"checkpoint_{done}_{kind}{'' if is_before else '.pt'}")
-        about = {
-            "step": done,
-            "checkpoint_type": kind,
-            "total_steps": trainer.run_config.max_num_train_steps,
-            "decay_fraction": self.decay_fraction,
-            "timestamp": datetime.now().isoformat(),
-        }
-        if is_before:
-            trainer.save_training_state(path, checkpoint_kwargs=about)
-        else:
+        path = Path(self.save_dir, f"checkpoint_{done}_wsd")
+        if done == phase["pre_decay_step"]:
+            about = {"step": done, "checkpoint_type": "wsd_pre_decay"}
+            trainer.save_training_state(f"{path}_pre_decay", about)
+        elif done == phase["period_end"]:
+            about = {"step": done, "checkpoint_type": "wsd_post_decay"}
             trainer.save_checkpoint(
-                path,
-                save_optimizer=self.save_optimizer,
-                save_scheduler=self.save_scheduler,
-                checkpoint_kwargs=about,
+                f"{path}_post_decay.pt", about, self.save_optimizer, self.save_scheduler
             )
-        trainer.print(f"Saved {path.name}")
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:

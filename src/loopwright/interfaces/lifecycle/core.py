@@ -3,56 +3,89 @@ the interface are their body."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..._torch_compat import version_of
 from ...callback import Hook
 from ...callbacks.nonfinite import NonFiniteGuard
+from ...callbacks.recorder import RunRecorder
+from ...checkpoint import read_checkpoint
+from ...checkpoint.migrations import complete_state, explained
+from ...checkpoint.weights import Parts
 from ...data.open import Stream, open_stream
 from ...data.random import preserved_rng
 from ...data.workers import workers_explained
-from ...errors import ConfigurationError, interruption
+from ...errors import CheckpointError, ConfigurationError, interruption
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
 from ...optim.build import Schedule
-from ...runtime import Runtime
 from ...runtime.modes import evaluating, start_training_mode
 from ...training import steps as loop
-from ...training.assembly import build_update
-from ...training.components import check_owners
+from ...training.callback_schedulers import (
+    CallbackSchedulers,
+    schedulers_of,
+    set_hyperparameters,
+    state_of,
+)
 from ...training.evaluate import evaluate, measuring_nothing
 from ...training.fingerprint import describe_object, describe_program
-from ...training.own_steps import refused, update_in_evaluation
+from ...training.own_steps import refused, scheduler_position, update_in_evaluation
 from ...training.program import MessageNames
-from ...training.update import OptimizerUpdate, UpdateGuard
-from .._shared import InterfaceCore, InterfaceNames, other_optimizers
-from . import saving
-from .callbacks import TerminateOnNaNCallback
-from .gradients import StageGradients
-from .loaders import Gathering, PreparedLoader, inner_of, prepared
-from .tracking import num_recorded, only_numbers, values_since
+from ...training.restore import load_parts, own_rng, return_to
+from ...training.state import capture, write_together
+from ...training.train_call import emit_exception, finish
+from .._shared import InterfaceCore, InterfaceNames, other_optimizers, tracked
+from .callbacks import RecordRunCallback, TerminateOnNaNCallback
+from .steps import Gathering, PreparedLoader, StageGradients
+from .tracking import TrackerCallback, num_recorded, only_numbers, values_since
 
 if TYPE_CHECKING:
-    from .run_config import TrainerRunConfig
+    from ...trackers import Track
     from .trainer import Trainer
+    from .utils import TrainerRunConfig
 
 Stage = Literal["steps", "eval", "end", "over"]
-
-
+INTERMEDIATE = "intermediate_eval_loss"
+OWN = "lifecycle"  # the part of a training state that is the interface's
+RESUMABLE = ("on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end")
+WITHOUT_ARGUMENTS = (
+    "create_scheduler",
+    "training_run_start",
+    "train_epoch_start",
+    "optimizer_step",
+    "scheduler_step",
+    "optimizer_zero_grad",
+    "train_epoch_end",
+    "eval_epoch_start",
+    "eval_epoch_end",
+    "training_run_epoch_end",
+    "training_run_end",
+    "evaluation_run_start",
+    "evaluation_run_end",
+    "_prepare_model_and_optimizer",
+    "_prepare_dataloaders",
+    "_run_training",
+    "_clip_gradients",
+)
 NAMES = InterfaceNames(
-    interface="lifecycle",
+    interface=OWN,
     messages=MessageNames(
         step="backward_step",
         eval_step="calculate_eval_batch_loss",
         update="super().backward_step(loss)",
         accumulate="gradient_accumulation_steps",
+        nonfinite="The weights are those of the previous update. Lower the learning rate, pass "
+        "`gradient_clip_value=`, or look at the data; without TerminateOnNaNCallback, training "
+        "continues.",
         record_media="Add `RecordRunCallback(run_dir)` to the callbacks.",
         clip="they come with `backward_step`. Clip in `optimizer_step`, or pass "
         "`gradient_clip_value=` to `train`",
@@ -63,28 +96,12 @@ NAMES = InterfaceNames(
         "create_eval_dataloader": ("batch_size=", "eval_dl_kwargs="),
         "get_default_train_dl_kwargs": ("batch_size",),
         "get_default_eval_dl_kwargs": ("batch_size",),
-        "create_scheduler": (),
-        "training_run_start": (),
-        "train_epoch_start": (),
         "calculate_train_batch_loss": ("batch",),
-        "backward_step": ("loss",),
-        "optimizer_step": (),
-        "scheduler_step": (),
-        "optimizer_zero_grad": (),
-        "train_epoch_end": (),
-        "eval_epoch_start": (),
         "calculate_eval_batch_loss": ("batch",),
-        "eval_epoch_end": (),
-        "training_run_epoch_end": (),
-        "training_run_end": (),
-        "evaluation_run_start": (),
-        "evaluation_run_end": (),
-        "_prepare_model_and_optimizer": (),
-        "_prepare_dataloaders": (),
-        "_run_training": (),
+        "backward_step": ("loss",),
         "_run_train_epoch": ("train_dl",),
-        "_clip_gradients": (),
         "_run_eval_epoch": ("valid_dl",),
+        **dict.fromkeys(WITHOUT_ARGUMENTS, ()),
     },
 )
 
@@ -101,41 +118,42 @@ class LifecycleCore(InterfaceCore):
     _plateau_metric = None
     interface: Trainer
 
-    def __init__(self, interface: Trainer, runtime: Runtime, *, trains: bool = False) -> None:
+    def __init__(self, interface: Trainer, *, trains: bool = False) -> None:
+        callbacks = interface.callback_handler.callbacks
+        stops = any(isinstance(callback, TerminateOnNaNCallback) for callback in callbacks)
         super().__init__(
-            callbacks=[NonFiniteGuard("off")],  # stopping on NaN is a callback of the interface
-            runtime=runtime,
+            callbacks=[NonFiniteGuard("raise" if stops else "off")],
+            runtime=interface._runtime,
             seed=None,
             progress="silent",
         )
         self.interface = interface
         self.trains = trains
         self.order_seed = torch.initial_seed()
-        self.gathering = Gathering(runtime)
+        self.gathering = Gathering(self.runtime)
         self._is_ready = False
-        self._streams: dict[int, tuple[Any, Stream]] = {}
+        self._loaders: list[PreparedLoader] = []
         self._gradients: StageGradients | None = None
+        self._first_versions: list[int] = []
         # the epoch under way
         self.stage: Stage = "steps"
+        self.is_looking = False  # whether batches are only read, before the first epoch
         self.is_in_window = False
-        self.is_checked = False  # whether an epoch has changed the weights
-        self.scheduler_position: Any = None  # before the user's methods of this update
-        self._has_begun = False
-        self._is_looking = False
+        self.scheduler_position: Any = None  # before the stages of this step
         self._num_passes = 0  # over the training data, since the last epoch was counted
-        self._batches: Iterator[Any] | None = None
-        self._step: loop.Step | None = None
+        self._batches: Generator[Any] | None = None
+        self.step: loop.Step | None = None  # the one under way
         self._after_update: list[Callable[[], None]] = []
         # an evaluation
-        self.is_intermediate = False  # inside a training epoch
         self.eval_metric = ""
         self._modes: list[tuple[nn.Module, bool]] = []
         # a resumed run
         self.resumed_event: tuple[str, list[str]] | None = None
         self.waiting_state: Any = None  # for callbacks that have not started yet
-        self.was_ended_by_callback = False  # by one that would say so again
-        # a recorded run: the values of each metric that earlier epochs logged
-        self.num_logged: Mapping[str, int] | None = None
+        # how many values each metric of the history has of earlier epochs, and trackers have
+        self.num_logged: dict[str, int] = {}
+        self._num_sent: dict[str, int] = {}
+        self._trackers: list[Track] = []
 
     # Components
 
@@ -145,32 +163,22 @@ class LifecycleCore(InterfaceCore):
             return
         self.setup()
         if self.trains:
-            self._check_optimizer()
             self._setup_training()
             self.run.updates.reset()
-            callbacks = self.interface.callback_handler.callbacks
-            guards = (one for one in callbacks if isinstance(one, TerminateOnNaNCallback))
-            self._rebuild_update(next(guards, None))
+            self._gradients = StageGradients(self.run)
+            self._first_versions = self._weight_versions()
         self._is_ready = True
 
-    def describe(self) -> None:
-        """Describe the program, for the record of the run."""
-        assert self.run.data.train_stream is not None
-        described = describe_program(self.run, self.run.data.train_stream, looks_at_samples=False)
-        self.run.identify(described | describe_object("loss", self.interface.loss_func))
+    def configure_models(self) -> None:
+        self._components.models = self.current_models()
+
+    def configure_optimizers(self) -> None:
+        self.optimizers.update(self._current_optimizers())
 
     @property
     def _has_default_step(self) -> bool:
         """Never: a step is the interface's stages."""
         return False
-
-    def configure_models(self) -> None:
-        """The model, and whatever else on the interface is trained, such as a loss function with
-        parameters."""
-        self._components.models = self._current_models()
-
-    def configure_optimizers(self) -> None:
-        self.optimizers.update(self._current_optimizers())
 
     def use_config(self, config: TrainerRunConfig) -> None:
         """Use the settings of the run's config, which a method of the user's may have made."""
@@ -186,103 +194,53 @@ class LifecycleCore(InterfaceCore):
             {} if scheduler is None else {"scheduler": Schedule(scheduler, every="update")}
         )
 
-    @property
-    def optimizer_update(self) -> OptimizerUpdate:
-        return self.run.updates.by_name["optimizer"]
-
     def _adopt_replaced(self) -> None:
         """Go on with the model and the optimizer that the interface has now, where one was put in
         another's place."""
-        models = self._current_models()
+        models = self.current_models()
         # perhaps put in for an evaluation alone, such as an average of the weights
         if self.run.metrics.phases:
             if models["model"] is not self.modules.get("model"):
                 self.runtime.place(models["model"])
                 models["model"].eval()
             return
-        known = {name: self.modules.get(name) for name in models}
-        if any(module is not known[name] for name, module in models.items()):
-            for module in models.values():
-                self.runtime.place(module)
-            self._components.models = models
-            self._components.modules = dict(models)
-        optimizer = self.interface.optimizer
-        if not self.trains or optimizer is None:
-            return
-        if self._gradients is not None:
-            self._gradients.has_others = len(self._current_optimizers()) > 1
-        is_new = optimizer is not self.optimizers["optimizer"]
-        if is_new or models != known:
-            self._check_optimizer()
-            start_training_mode(self.modules.values(), [optimizer])
-        if is_new:
-            self.optimizers["optimizer"] = optimizer
-            self._rebuild_update(self.optimizer_update.guard)
+        self.models.update(models)
+        self.optimizers.update(self._current_optimizers())
+        super()._adopt_replaced()
+        for update in self.run.updates.by_name.values():
+            update.schedulers = []
 
     def _current_optimizers(self) -> dict[str, Optimizer]:
         """The optimizer, and those that a subclass has beside it and steps by itself."""
         main = self.interface.optimizer
         others = other_optimizers(self.interface, [main])
+        if self.trains and others and (self.runtime.world > 1 or self.runtime.precision == "fp16"):
+            raise ConfigurationError(
+                "second-optimizer",
+                f"{type(self.interface).__name__} has a further optimizer, self.{min(others)}, "
+                "which cannot be stepped on several processes or with mixed_precision='fp16': only "
+                "the gradients of self.optimizer are averaged and unscaled. Give its parameters "
+                "to self.optimizer, as a parameter group, or use loopwright.interfaces.modular.",
+            )
         return others if main is None else {"optimizer": main} | others
 
-    def _current_models(self) -> dict[str, nn.Module]:
+    def current_models(self) -> dict[str, nn.Module]:
+        """The model, and whatever else on the interface is trained, such as a loss function with
+        parameters."""
         trained = {
             id(param)
             for optimizer in self._current_optimizers().values()
             for group in optimizer.param_groups
             for param in group["params"]
         }
-        attributes = {k: v for k, v in vars(self.interface).items() if isinstance(v, nn.Module)}
-        attributes.pop("model", None)
-        return {"model": self.interface.get_model(keep_torch_compile=False)} | {
-            name: module
-            for name, module in attributes.items()
-            if any(id(param) in trained for param in module.parameters())
-        }
-
-    def _check_optimizer(self) -> None:
-        """Refuse to train what the optimizer does not hold, or without one, in the words of this
-        interface."""
-        interface = self.interface
-        if interface.optimizer is None:
-            raise ConfigurationError(
-                "trainer-without-optimizer",
-                "Trainer has no optimizer: pass `optimizer=`, or use `evaluate`.",
+        models = {"model": self.interface.get_model(keep_torch_compile=False)}
+        for name, value in vars(self.interface).items():
+            is_trained = isinstance(value, nn.Module) and any(
+                id(param) in trained for param in value.parameters()
             )
-        others = list(self._current_optimizers())[1:]
-        if others and (self.runtime.world > 1 or self.runtime.precision == "fp16"):
-            where = (
-                "on several processes" if self.runtime.world > 1 else "with mixed_precision='fp16'"
-            )
-            raise ConfigurationError(
-                "second-optimizer",
-                f"{type(interface).__name__} has a further optimizer, self.{others[0]}, which "
-                f"cannot be stepped {where}: only the gradients of self.optimizer are averaged "
-                "and unscaled. Give its parameters to self.optimizer, as a parameter group, or "
-                "use loopwright.interfaces.modular.",
-            )
-        try:
-            check_owners(self._current_models(), {"optimizer": interface.optimizer})
-        except ConfigurationError:
-            raise ConfigurationError(
-                "optimizer-of-another-model",
-                "The optimizer holds parameters that do not belong to the model, so training "
-                "would not change the model: create it with `model.parameters()` of the trainer's "
-                "model. If you replace `trainer.model`, replace `trainer.optimizer` too.",
-            ) from None
-
-    def _rebuild_update(self, guard: UpdateGuard | None) -> None:
-        update = build_update(self, "optimizer", self.optimizers["optimizer"], guard)
-        update.checks_losses = False  # the callback has looked at the loss before `backward_step`
-        self.run.updates.replace(update)
-        self.run.updates.refresh(self.modules.values())
-        self._drop_gradients()
-        self._gradients = StageGradients(self.run, update)
-
-    def _drop_gradients(self) -> None:
-        if self._gradients is not None:
-            self._gradients.close()
-            self._gradients = None
+            if is_trained and name != "model":
+                models[name] = value
+        return models
 
     @property
     def gradients(self) -> StageGradients:
@@ -296,6 +254,29 @@ class LifecycleCore(InterfaceCore):
             )
         return self._gradients
 
+    def _weight_versions(self) -> list[int]:
+        return [version_of(param) for param in self.gradients.update.params]
+
+    def _check_trained(self) -> None:
+        """Refuse a first epoch in which nobody changed a weight."""
+        update = self.gradients.update
+        num_steps = update.num_updates - update.empty_steps + update.epoch.skipped
+        if num_steps or not self.progress.update:
+            return
+        if self._weight_versions() == self._first_versions:
+            raise ConfigurationError(
+                "nothing-trained",
+                f"Nothing was trained: in {self.progress.update} updates, no optimizer step had "
+                "gradients, so the weights have not changed. Call `self.optimizer.step()` in "
+                "`optimizer_step` and `self.optimizer_step()` in `_update_weights` if you replace "
+                "them, and zero the gradients after that step, as `optimizer_zero_grad` does, not "
+                "before it.",
+            )
+
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        super()._map_hooks(function)
+        self.interface.callback_handler.map_hooks(function)
+
     # Data
 
     def prepare_loaders(self) -> None:
@@ -303,25 +284,29 @@ class LifecycleCore(InterfaceCore):
         epoch."""
         interface = self.interface
         if interface._train_dataloader is not None:
-            loader = prepared(self, interface._train_dataloader, is_training=True)
+            loader = self.prepared(interface._train_dataloader, is_training=True)
             interface._train_dataloader = loader
-            self.run.data.train_stream = self.stream(loader, is_training=True)
+            if isinstance(loader, PreparedLoader):
+                self.run.data.train_stream = loader.stream()
         if interface._eval_dataloader is not None:
-            loader = prepared(self, interface._eval_dataloader, is_training=False)
+            loader = self.prepared(interface._eval_dataloader, is_training=False)
             interface._eval_dataloader = loader
-            self.run.data.eval_stream = self.stream(loader, is_training=False)
+            self.run.data.eval_stream = loader.stream()
 
-    def stream(self, loader: Any, *, is_training: bool) -> Stream:
-        """The stream over a loader, opened at its first use and adapted by the callbacks."""
-        loader = _given_loader(loader)
-        if id(loader) not in self._streams:
-            self._streams[id(loader)] = (loader, self._open(loader, None, shuffle=is_training))
-        stream = self._streams[id(loader)][1]
-        for callback in self.interface.callback_handler.callbacks:
-            stream = callback.adapt_stream(
-                stream, is_training=is_training, is_intermediate=self.is_intermediate
-            )
-        return stream
+    def prepared(self, loader: Any, *, is_training: bool) -> Any:
+        """The loader with the run's accounting around it, unless it has that already."""
+        if isinstance(loader, PreparedLoader):
+            if loader.core is self:
+                return loader
+            loader = loader.loader
+        held = getattr(loader, "__dict__", {}).values() if is_training else ()
+        if any(isinstance(value, PreparedLoader) for value in held):
+            return loader  # it holds one, as a progress bar around a loader does
+        for known in self._loaders:
+            if known.loader is loader and known.is_training == is_training:
+                return known
+        self._loaders.append(PreparedLoader(self, loader, is_training))
+        return self._loaders[-1]
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         """Batch sizes are those of each process, as the document has them."""
@@ -330,70 +315,46 @@ class LifecycleCore(InterfaceCore):
         seed = self.runtime.broadcast_object(self.order_seed)
         return open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=shard)
 
-    def close_stream(self, loader: Any) -> None:
-        _, stream = self._streams.pop(id(_given_loader(loader)), (None, None))
-        if stream is not None:
-            stream.close()
-
-    def close_streams(self) -> None:
-        for _, stream in self._streams.values():
-            stream.close()
-        self._streams = {}
+    def close_loaders(self) -> None:
+        for loader in self._loaders:
+            loader.close()
 
     # A training epoch
 
-    def begin_epoch(self, loader: Any) -> bool:
-        """Get ready for the steps of an epoch; False when the run goes on inside one."""
+    def begin_epoch(self) -> bool:
+        """Whether an epoch begins; else the run goes on inside one."""
         self.leave_steps()
-        progress = self.progress
         self.load_callbacks()
-        if progress.is_exhausted:  # another pass over the data in the same epoch of the interface
-            progress.next_epoch()
-        is_new = not progress.in_epoch
-        if is_new:
-            self._num_passes += 1
-            self.run.data.train_stream = self.stream(loader, is_training=True)
-        loop.begin_epoch(self.run)
-        self._has_begun = True
-        self.stage = "steps"
-        return is_new
+        if self.progress.is_exhausted:  # another pass over the data in the same epoch
+            self.progress.next_epoch()
+        return not self.progress.in_epoch
 
     def training_batches(self, loader: PreparedLoader) -> Iterator[Any]:
         """The batches of an epoch, or the rest of them, each of which is a step of the run."""
-        if self._is_looking:
+        if self.is_looking:
             return self._look_at(loader)
-        if self._step is not None:
-            self.leave_steps()
-        if not self._has_begun:
-            self.begin_epoch(loader)
+        if self.begin_epoch():
+            self._num_passes += 1
+            self.run.data.train_stream = loader.stream()
+        loop.begin_epoch(self.run)
+        self.stage = "steps"
         self._batches = self._give_batches()
         return self._batches
 
-    @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Iterating the training loader in this block only reads its batches: no epoch begins."""
-        self._is_looking = True
-        try:
-            yield
-        finally:
-            self._is_looking = False
-
     def _look_at(self, loader: PreparedLoader) -> Iterator[Any]:
-        stream = self._open(loader.loader, None, shuffle=True)
-        try:
+        with closing(self._open(loader.loader, None, shuffle=True)) as stream:
             stream.begin(0)
             for batch in stream:
                 yield self.prepare_batch(batch.value)
-        finally:
-            stream.close()
 
-    def _give_batches(self) -> Iterator[Any]:
+    def _give_batches(self) -> Generator[Any]:
         limits = replace(self.run.call.limits, epochs=None)  # the interface decides about epochs
         autocasts = self.runtime.precision != "fp32"
         gradients = self.gradients
         for step in loop.open_steps(self.run, limits=limits):
-            self._step = step
+            self.step = step
             self.is_in_window = True
+            self.scheduler_position = scheduler_position(self.interface.scheduler)
             gradients.open_batch()
             if autocasts:
                 with self.runtime.autocast:
@@ -401,7 +362,7 @@ class LifecycleCore(InterfaceCore):
             else:
                 yield step.batch
             gradients.close_batch()
-        self._forget_steps()
+        self.step = None
         loop.end_steps(self.run)
         # after the last update: a resumed run finds the end of the data again
         if self.run.is_interrupted:
@@ -409,49 +370,30 @@ class LifecycleCore(InterfaceCore):
         self.leave_if_interrupted()
         self.stage = "eval"
 
-    @contextmanager
-    def steps(self) -> Iterator[None]:
-        """The loop over an epoch's batches; with an exception, nothing of the step under way
-        counts."""
-        try:
-            yield
-        except BaseException as error:
-            self.drop_steps()
-            if isinstance(error, torch.OutOfMemoryError):
-                error.add_note(
-                    "Use a smaller `per_device_batch_size`, with proportionally more "
-                    "`gradient_accumulation_steps` for the same effect, or mixed_precision='bf16'."
-                )
-            raise
-        self.leave_steps()
-
     def leave_steps(self) -> None:
-        """End the epoch's loop: count a step that was left with `break`, and finish the epoch's
+        """Count a step that a loop of the user's left with `break`, and finish the epoch's
         steps."""
-        if self._batches is not None and self._step is not None:
-            self._step.is_last = True
+        if self.step is not None and self._batches is not None:
+            self.step.is_last = True
             next(self._batches, None)
-        self._has_begun = False
 
     def drop_steps(self) -> None:
         """Forget the step under way, which an exception ended."""
-        batches = self._batches
-        self._forget_steps()
-        if batches is not None:
-            batches.close()  # type: ignore[attr-defined]  # a generator
-
-    def _forget_steps(self) -> None:
-        self._batches = None
-        self._step = None
-        self._has_begun = False
+        self.step = None
         self.is_in_window = False
-        self._after_update.clear()
+        self._after_update = []
+        batches = self._batches
+        self._batches = None
+        if batches is not None:
+            batches.close()
 
     def close(self) -> None:
         """End the run: drop its steps, streams and hooks."""
         self.drop_steps()
-        self.close_streams()
-        self._drop_gradients()
+        self.close_loaders()
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
 
     def end_train_epoch(self) -> None:
         """`_run_train_epoch` is over; one that took no batch of the run's loader counts as an epoch
@@ -461,16 +403,6 @@ class LifecycleCore(InterfaceCore):
             self.progress.is_exhausted = True
             self.stage = "eval"
 
-    @property
-    def is_in_step(self) -> bool:
-        """Whether a step of the run is under way."""
-        return self._step is not None
-
-    def report(self, loss: Tensor, size: int) -> None:
-        """The loss of the step under way, and the samples that it is the mean of."""
-        if self._step is not None:
-            self._step.result = StepResult(loss, size)
-
     def mean_loss(self, meter: Meter | None = None) -> float:
         """The mean loss of a sample over all processes: in this epoch, or of another meter."""
         meter = self.run.metrics.meter if meter is None else meter
@@ -479,11 +411,10 @@ class LifecycleCore(InterfaceCore):
 
     def on_update_end(self) -> None:
         self.is_in_window = False
-        if self._after_update:
-            waiting = self._after_update
-            self._after_update = []
-            for action in waiting:
-                action()
+        waiting = self._after_update
+        self._after_update = []
+        for action in waiting:
+            action()
         if self.run.stopping.signals.take_save():
             self.interface.callback_handler.call_event("save_requested_run", self.interface)
 
@@ -496,19 +427,6 @@ class LifecycleCore(InterfaceCore):
             action()
 
     # Epochs of a run
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Handle signals in the epochs of this block, on all processes at the same update."""
-        with self.run.handling_signals(), workers_explained():
-            yield
-            self.runtime.finish_exchange()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether there are steps to take, or the end of an epoch, which a run that was killed may
-        have left."""
-        return self.stage != "steps" or self.progress.is_unrecorded or not self.run.is_done()
 
     def end_epoch(self) -> None:
         """Record the epoch, unless a limit cut it short; further passes over the data in it do not
@@ -523,9 +441,10 @@ class LifecycleCore(InterfaceCore):
             self.run.leave_out_epochs(self._num_passes - 1)
         self._num_passes = 0
         history = self.interface.run_history
-        if self.num_logged is not None:
+        if self.progress.in_epoch:  # a batch was taken
             self.log(only_numbers(values_since(history, self.num_logged)))
-            self.num_logged = num_recorded(history)
+        self.num_logged = num_recorded(history)
+        self._track_metrics()
         is_over = self.progress.is_exhausted
         loop.record_epoch(self.run, {})
         if is_over:
@@ -553,57 +472,32 @@ class LifecycleCore(InterfaceCore):
         is_repeated = self.stage == "eval" and self.eval_metric == "eval_loss_epoch"
         return bool(self.run.metrics.phases) and not is_repeated
 
-    def _check_trained(self) -> None:
-        """Nothing: `WeightsWatch` looks at the weights, and knows which of the user's methods is to
-        blame."""
-
-    def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
-        """Nothing: the state of the user's trainer is loaded with those of the callbacks, once the
-        run has started."""
-        return []
-
-    def load_callbacks(self) -> None:
-        """Let the callbacks of a resumed run, which have started by now, go on where they were."""
-        state = self.waiting_state
-        self.waiting_state = None
-        if state is not None:
-            saving.load_callbacks(self.interface, state)
-
-    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
-        super()._map_hooks(function)
-        self.interface.callback_handler.map_hooks(function)
-
     # An evaluation epoch
+
+    @property
+    def is_intermediate(self) -> bool:
+        """Whether an evaluation inside a training epoch is under way."""
+        return self.eval_metric == INTERMEDIATE
 
     def run_evaluation(self, loader: Any, metric: str) -> None:
         """Evaluate, also inside an epoch; the loss is recorded under the name of the metric."""
         self.load_callbacks()
-        metric_before = self.eval_metric
-        stream_before = self.run.data.eval_stream
+        data = self.run.data
+        before = self.eval_metric, data.eval_stream
         self.eval_metric = metric
-        self.run.data.eval_stream = self.stream(loader, is_training=False)
+        data.eval_stream = self.prepared(loader, is_training=False).stream()
         try:
-            evaluate(self.run, self.run.data.eval_stream)
+            evaluate(self.run, data.eval_stream)
         finally:
-            self.eval_metric = metric_before
-            self.run.data.eval_stream = stream_before
+            self.eval_metric, data.eval_stream = before
         if self.stage == "eval" and not self.is_in_window:
             self.leave_if_interrupted()
-
-    @contextmanager
-    def intermediate(self) -> Iterator[None]:
-        """Evaluations in here are extra ones, inside a training epoch."""
-        self.is_intermediate = True
-        try:
-            yield
-        finally:
-            self.is_intermediate = False
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
         """Eval mode for the models that the interface has now, and everything as it was
         afterwards."""
-        models = (*self.modules.values(), *self._current_models().values())
+        models = (*self.modules.values(), *self.current_models().values())
         modules = {id(module): module for module in models}
         with evaluating(modules.values(), self.optimizers.values()), refused(self.run):
             yield
@@ -624,28 +518,18 @@ class LifecycleCore(InterfaceCore):
             start_training_mode([self.interface.model], [self.interface.optimizer])
 
     def on_eval_start(self, data: Stream) -> None:
-        self.interface.eval_epoch_start()
-        self.interface.callback_handler.call_event(
-            "on_eval_epoch_start", self.interface, is_intermediate=self.is_intermediate
-        )
+        self.interface._run_stage("eval_epoch_start", is_intermediate=self.is_intermediate)
 
     def eval_step(self, batch: Any) -> StepResult:
-        """An evaluation step on samples of this process; other processes may have none in it."""
-        with self.gathering.round(self._is_uneven()):
+        window = self.run.window
+        with self._round(self.run.data.eval_stream, window.size, window.total):
             return self._take_eval_step(batch)
 
     def _eval_without_samples(self, batch: Any) -> None:
-        """An evaluation step without a sample of this process: taken with another's if the others
-        gather in it."""
-        self._is_uneven()
-        if self.gathering.is_needed() or self.runtime.forwards_together:
-            with self._standing_in():
-                self._take_eval_step(batch)
-
-    def _is_uneven(self) -> bool:
-        assert self.run.data.eval_stream is not None
         window = self.run.window
-        return self.gathering.is_uneven(self.run.data.eval_stream, window.size, window.total)
+        with self._round(self.run.data.eval_stream, window.size, window.total) as is_taken:
+            if is_taken:
+                self._take_eval_step(batch)
 
     def _take_eval_step(self, batch: Any) -> StepResult:
         interface = self.interface
@@ -657,35 +541,40 @@ class LifecycleCore(InterfaceCore):
         return StepResult(loss, output.get("batch_size", self.run.window.size))
 
     @contextmanager
-    def _standing_in(self) -> Iterator[None]:
-        """A step on a sample of another process: metrics do not count it, and nothing of it is
-        gathered."""
-        owners = (self.interface, *self.interface.callback_handler.callbacks)
-        held = {
-            f"{at}: {name}": value
-            for at, owner in enumerate(owners)
-            for name, value in vars(owner).items()
-            if isinstance(value, nn.Module)
-        }
-        with measuring_nothing(held), self.gathering.standing_in():
-            yield
+    def _round(self, stream: Any, size: int, total: int | None) -> Iterator[bool]:
+        """A round of an evaluation: whether this process takes a step in it.
+
+        Without a sample of its own it takes the step with another's, if the others gather in it:
+        metrics do not count it, and nothing of it is gathered.
+        """
+        gathering = self.gathering
+        is_uneven = gathering.is_uneven(stream, size, total)
+        if size or total is None:
+            with gathering.round(is_uneven):
+                yield True
+        elif gathering.is_needed() or self.runtime.forwards_together:
+            held = {
+                f"{at}: {name}": value
+                for at, owner in enumerate((self.interface, *self.interface.callback_handler))
+                for name, value in vars(owner).items()
+                if isinstance(value, nn.Module)
+            }
+            with measuring_nothing(held), gathering.standing_in():
+                yield True
+        else:
+            yield False
 
     def evaluation_batches(self, loader: PreparedLoader) -> Iterator[Any]:
         """The batches of an evaluation epoch of the user's own."""
-        stream = self.stream(loader, is_training=False)
-        gathering = self.gathering
+        stream = loader.stream()
         with self._eval_mode(), torch.no_grad(), preserved_rng():
             stream.begin(0)
             for value, size, total in stream:
-                is_uneven = gathering.is_uneven(stream, size, total)
                 batch = self.prepare_batch(value)
-                if size or total is None:
-                    with gathering.round(is_uneven), self.runtime.autocast:
+                with self._round(stream, size, total) as is_taken, self.runtime.autocast:
+                    if is_taken:
                         yield batch
-                elif gathering.is_needed():
-                    with self._standing_in(), self.runtime.autocast:
-                        yield batch
-            gathering.end()
+            self.gathering.end()
 
     def on_eval_end(self, data: Stream) -> None:
         self.gathering.end()
@@ -693,10 +582,153 @@ class LifecycleCore(InterfaceCore):
         if self.stage == "eval" and self.eval_metric == "eval_loss_epoch":
             self.stage = "end"
         self.interface.run_history.update_metric(self.eval_metric, loss)
-        self.interface.eval_epoch_end()
-        self.interface.callback_handler.call_event(
-            "on_eval_epoch_end", self.interface, is_intermediate=self.is_intermediate
+        self.interface._run_stage("eval_epoch_end", is_intermediate=self.is_intermediate)
+        if self.is_intermediate:
+            self.run.flush()  # trackers want steps in their order
+            self._track_metrics()
+
+    def _track_metrics(self) -> None:
+        """Send the metrics that are new in the history to the trackers."""
+        history = self.interface.run_history
+        new = only_numbers(values_since(history, self._num_sent))
+        self._num_sent = num_recorded(history)
+        for tracker in self._trackers if new else ():
+            tracker.log_epoch(self, history.current_epoch, new)
+
+    # Files
+
+    def load_parts(self, parts: Parts, *, optimizers: bool = True, schedules: bool = True) -> None:
+        """Load into the components that the interface has now, which may have changed since its run
+        began."""
+        core = LifecycleCore(self.interface)
+        core.setup()
+        core.use_scheduler(self.interface.scheduler)
+        load_parts(core.run, parts, optimizers=optimizers, schedules=schedules)
+
+    def save_state(self, directory: str | Path, extra: Mapping[str, Any] | None) -> None:
+        """Write everything that the run under way, or the last one, needs in order to go on."""
+        handler = self.interface.callback_handler
+        event = handler.event_under_way()
+        self.setup()
+        own = {
+            "stage": self.stage,
+            "event": event if event is not None and event[0] in RESUMABLE else None,
+            "seed": self.order_seed,
+            "history": self.interface.run_history.state_dict(),
+            "callbacks": {name: state_of(callback) for name, callback in handler.named().items()},
+            "counts": self.num_logged,
+            "extra": dict(extra or {}),
+        }
+        state = {**capture(self.run), OWN: own}
+        write_together(self.run, directory, state, self.run.checkpoint_meta())
+
+    def resume(self, directory: str | Path) -> None:
+        """Put the run that is being set up where the saved one was; the callbacks' part comes when
+        they have started."""
+        tree = self._read_state(directory)
+        with explained(f"{OWN}: the training state in {directory} cannot be resumed"):
+            self.order_seed = tree[OWN]["seed"]
+            self.resumed_event = tree[OWN]["event"]
+        self.close_loaders()
+        self.prepare_loaders()
+        saved = {part: state for part, state in tree.items() if part != OWN}
+        return_to(self.run, saved, str(directory))
+        self.stage = tree[OWN]["stage"]
+        counts = tree[OWN].get("counts")  # an earlier version had none, or only of recorded runs
+        self.num_logged = num_recorded(self.interface.run_history) if counts is None else counts
+        self.waiting_state = tree
+
+    def load_callbacks(self) -> None:
+        """Let the trainer and the callbacks of a resumed run, which have started by now, go on
+        where they were, and the random numbers with them."""
+        tree = self.waiting_state
+        self.waiting_state = None
+        if tree is None:
+            return
+        interface = self.interface
+        with explained("trainer cannot load its part of the training state"):
+            for line in interface._restore_own_state(tree.get("trainer"), "The training state"):
+                interface.print(line)
+        callbacks = interface.callback_handler.named()
+        for name, callback in callbacks.items():
+            with explained(f"{OWN}: {name} cannot load its part of the training state"):
+                if name in tree[OWN]["callbacks"]:
+                    CallbackSchedulers().load(callback, tree[OWN]["callbacks"][name])
+        if any(schedulers_of(callback) for callback in callbacks.values()):
+            # whose rates a new scheduler has set anew
+            for name, optimizer in self.optimizers.items():
+                set_hyperparameters(optimizer, tree["optimizers"][name]["param_groups"])
+        self.run.generators.restore(own_rng(tree["rng"], self.run))
+
+    def load_state(self, directory: str | Path) -> dict[str, Any]:
+        """Load model, optimizer, scheduler if there is one, history, callbacks and random numbers
+        of a saved run."""
+        tree = complete_state(self._read_state(directory), str(directory))
+        self.load_parts(
+            Parts(Path(directory), tree["models"], tree["optimizers"], tree["schedules"])
         )
+        self.waiting_state = tree
+        self.load_callbacks()
+        return dict(tree[OWN]["extra"])
+
+    def _read_state(self, directory: str | Path) -> dict[str, Any]:
+        """The content of a training state; the run history goes on with its part of it."""
+        tree: Any = read_checkpoint(directory).tree if Path(directory).exists() else {}
+        if "stage" not in tree.get(OWN, {}):
+            raise CheckpointError(
+                "not-a-training-state",
+                f"There is no training state at {directory}: pass a directory that "
+                "`save_training_state` wrote. (For a checkpoint of a model, use `load_checkpoint`.)",
+            )
+        with explained(f"{OWN}: the run history in {directory} cannot be loaded"):
+            self.interface.run_history.load_state_dict(tree[OWN]["history"])
+        return dict(tree)
+
+    def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
+        """Nothing: the state of the user's trainer is loaded with those of the callbacks, once the
+        run has started."""
+        return []
+
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Handle signals in the epochs of this block, on all processes at the same update."""
+        with self.run.handling_signals(), workers_explained():
+            yield
+            self.runtime.finish_exchange()
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record the run in this block, if a callback or the environment says so, and let trackers
+        follow it."""
+        run = self.run
+        recording = [c for c in self.interface.callback_handler if isinstance(c, RecordRunCallback)]
+        if recording and self.runtime.is_main:
+            others = [one for one in run.callbacks if not isinstance(one, RunRecorder)]
+            run_dir = recording[0].run_dir
+            run.bind([*others, RunRecorder("warn", directory=run_dir, existing="continue")])
+        if any(isinstance(callback, RunRecorder) for callback in run.callbacks):
+            described = describe_program(run, run.opened_stream, looks_at_samples=False)
+            run.identify(described | describe_object("loss", self.interface.loss_func))
+        if self.waiting_state is None:
+            self.num_logged = num_recorded(self.interface.run_history)
+        self._num_sent = self.num_logged
+        handler = self.interface.callback_handler
+        self._trackers = [one.tracker for one in handler if isinstance(one, TrackerCallback)]
+        with tracked(run, self._trackers, ignored=("on_epoch_end", "on_train_start")):
+            run.emit("on_train_start")
+            for tracker in self._trackers:  # a second run is a new one to it, and begins at epoch 0
+                tracker.begin(self, 0 if self.waiting_state is None else self.progress.epoch)
+            run.media.begin(run)
+            try:
+                yield
+                self._check_trained()
+            except BaseException as error:
+                emit_exception(run, error)
+                raise
+            self._track_metrics()
+            for tracker in self._trackers:
+                tracker.finish("finished" if run.stopping.reason is None else "stopped")
+        finish(run)
 
 
 def loss_in(output: Any, method: str) -> Tensor:
@@ -710,9 +742,3 @@ def loss_in(output: Any, method: str) -> Tensor:
         f"`{method}` returned {output!r:.60} ({type(output).__name__}), in which no tensor is the "
         '"loss": return {"loss": loss, "model_outputs": outputs, "batch_size": len(targets)}.',
     )
-
-
-def _given_loader(loader: Any) -> Any:
-    """The loader that a prepared one was made from; another one itself."""
-    inner = inner_of(loader)
-    return loader if inner is None else inner.loader

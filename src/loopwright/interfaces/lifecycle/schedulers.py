@@ -1,18 +1,135 @@
-"""Schedulers that set a field of every parameter group after each optimizer update."""
+"""Schedulers that set a field of every parameter group after each optimizer update, and placeholders
+for values of a run that are not known when a scheduler is described."""
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.optim import Optimizer
 
 from ...errors import ConfigurationError, check_number
 from ...schedules import warmup_cosine, warmup_stable_decay
 from ...text import nearest
-from .placeholders import TrainerPlaceholderValues
+from ...trees import map_leaves
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+def _deferred(operation: Callable[..., Any]) -> tuple[Any, Any]:
+    """An operator of a placeholder, and its reflection: both wait until the value is known."""
+
+    def method(self: Any, *others: Any) -> Expression:
+        return Expression(operation, self, *others)
+
+    def reflected(self: Any, other: Any) -> Expression:
+        return Expression(operation, other, self)
+
+    return method, reflected
+
+
+class _Arithmetic:
+    """Makes a placeholder usable like the number that it stands for."""
+
+    __add__, __radd__ = _deferred(operator.add)
+    __sub__, __rsub__ = _deferred(operator.sub)
+    __mul__, __rmul__ = _deferred(operator.mul)
+    __truediv__, __rtruediv__ = _deferred(operator.truediv)
+    __floordiv__, __rfloordiv__ = _deferred(operator.floordiv)
+    __mod__, __rmod__ = _deferred(operator.mod)
+    __pow__, __rpow__ = _deferred(operator.pow)
+    __neg__ = _deferred(operator.neg)[0]
+    __round__ = _deferred(round)[0]
+
+    def __int__(self) -> NoReturn:
+        raise ConfigurationError(
+            "placeholder-as-number",
+            "A placeholder is not known before training starts, so it cannot be converted to a "
+            "whole number yet: use `//` or `round(...)`, which are evaluated later, or override "
+            "`create_scheduler`.",
+        )
+
+    __float__ = __index__ = __int__
+
+
+class Expression(_Arithmetic):
+    """An operation on placeholders and numbers, done when their values are known."""
+
+    def __init__(self, operation: Callable[..., Any], *operands: Any) -> None:
+        self.operation = operation
+        self.operands = operands
+
+
+class TrainerPlaceholderValues(_Arithmetic, Enum):
+    """Stands for a value that the trainer knows once a run is set up; use it in
+    `create_scheduler_fn`.
+
+    Arithmetic works: `TrainerPlaceholderValues.NUM_EPOCHS *
+    TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH`. Schedulers are stepped once an update
+    whatever the number of processes, so both names of the number of updates in an epoch stand for
+    the same.
+    """
+
+    NUM_EPOCHS = "the number of epochs"
+    NUM_UPDATE_STEPS_PER_EPOCH = "the number of optimizer updates in an epoch"
+    PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH = (
+        "the number of optimizer updates in an epoch, in this process"
+    )
+    TRAIN_DATALOADER_LEN = "the number of training batches in an epoch"
+    EVAL_DATALOADER_LEN = "the number of evaluation batches"
+
+
+TrainerPlaceHolderValues = TrainerPlaceholderValues  # as the document spells it in a heading
+
+
+def length_of(loader: Iterable[Any] | None) -> int | None:
+    """The number of batches, where that is known."""
+    try:
+        return None if loader is None else len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def replace_trainer_placeholder_values(trainer: Trainer, instance: Any) -> Any:
+    """A factory, such as a `functools.partial`, with the placeholders in it filled in from a
+    trainer's run."""
+    config = trainer.run_config
+    known = TrainerPlaceholderValues
+    values = {
+        known.NUM_EPOCHS: config.num_epochs,
+        known.NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
+        known.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: config.num_local_update_steps_per_epoch,
+        known.TRAIN_DATALOADER_LEN: length_of(trainer._train_dataloader),
+        known.EVAL_DATALOADER_LEN: length_of(trainer._eval_dataloader),
+    }
+    return _resolve(instance, values)
+
+
+def _resolve(given: Any, values: Mapping[TrainerPlaceholderValues, int | None]) -> Any:
+    """The same thing with every placeholder in it replaced: in partials, lists, tuples and dicts
+    too."""
+    if isinstance(given, TrainerPlaceholderValues):
+        if values[given] is None:
+            raise ConfigurationError(
+                "unknown-placeholder",
+                f"TrainerPlaceholderValues.{given.name} is not known in this run: {given.value} "
+                "cannot be determined from the data. Pass data that has a length (and "
+                "`eval_dataset=`, if the value depends on it), or the number.",
+            )
+        return values[given]
+    if isinstance(given, Expression):
+        return given.operation(*_resolve(given.operands, values))
+    if isinstance(given, partial):
+        function = _resolve(given.func, values)
+        return partial(function, *_resolve(given.args, values), **_resolve(given.keywords, values))
+    if isinstance(given, (list, tuple, dict)):
+        return map_leaves(lambda leaf: _resolve(leaf, values), given)
+    return given
 
 
 class SchedulerBase(ABC):
@@ -31,14 +148,9 @@ class SchedulerBase(ABC):
             group.setdefault(f"initial_{param_group_field}", group[param_group_field])
 
     @property
-    def base_values(self) -> list[Any]:
+    def base_lr_values(self) -> list[Any]:
         """The value that each parameter group began with, before any scheduler changed it."""
         return [group[f"initial_{self.param_group_field}"] for group in self.optimizer.param_groups]
-
-    @property
-    def base_lr_values(self) -> list[Any]:
-        """The same by the name of the published system."""
-        return self.base_values
 
     @abstractmethod
     def get_updated_values(self, num_updates: int) -> Any:
@@ -135,21 +247,25 @@ class CosineLrScheduler(StatefulSchedulerBase):
         )
 
     def get_updated_values(self, num_updates: int) -> list[float]:
-        return [
-            warmup_cosine(
-                num_updates,
-                self.total,
-                peak=peak,
-                floor=self.lr_min if self.min_lr_ratio is None else peak * self.min_lr_ratio,
-                warmup=self.warmup,
-                start=self.warmup_starting_lr
-                if self.warmup_starting_lr_ratio is None
-                else peak * self.warmup_starting_lr_ratio,
-                cooldown=self.cooldown,
-                k_decay=self.k_decay,
-            )
-            for peak in self.base_values
-        ]
+        return [self._rate(num_updates, peak) for peak in self.base_lr_values]
+
+    def _rate(self, num_updates: int, peak: float) -> float:
+        floor = self.lr_min
+        start = self.warmup_starting_lr
+        if self.min_lr_ratio is not None:
+            floor = peak * self.min_lr_ratio
+        if self.warmup_starting_lr_ratio is not None:
+            start = peak * self.warmup_starting_lr_ratio
+        return warmup_cosine(
+            num_updates,
+            self.total,
+            peak=peak,
+            floor=floor,
+            warmup=self.warmup,
+            start=start,
+            cooldown=self.cooldown,
+            k_decay=self.k_decay,
+        )
 
 
 class WSDLrScheduler(StatefulSchedulerBase):
@@ -177,26 +293,18 @@ class WSDLrScheduler(StatefulSchedulerBase):
         is_continuation_from_checkpoint: bool = False,
     ) -> None:
         super().__init__(optimizer)
-        if (total_steps is None) == (num_epochs is None or num_update_steps_per_epoch is None):
-            raise ConfigurationError(
-                "schedule-length",
-                "WSDLrScheduler: pass either `total_steps`, or `num_epochs` and "
-                "`num_update_steps_per_epoch`.",
-            )
         if total_steps is None:
-            assert num_epochs is not None
-            assert num_update_steps_per_epoch is not None
+            if num_epochs is None or num_update_steps_per_epoch is None:
+                raise ConfigurationError(
+                    "schedule-length",
+                    "WSDLrScheduler: pass either `total_steps`, or `num_epochs` and "
+                    "`num_update_steps_per_epoch`.",
+                )
             total_steps = num_epochs * num_update_steps_per_epoch
-        self.total_steps = total_steps
         check_number("WSDLrScheduler(total_steps", total_steps, least=1)
         check_number("WSDLrScheduler(num_checkpoints", num_checkpoints, least=1)
-        check_number(
-            "WSDLrScheduler(decay_phase_ratio", decay_phase_ratio, above=0, most=1, is_whole=False
-        )
-        check_number("WSDLrScheduler(lr_min", lr_min, above=0, is_whole=False)
-        self.num_warmup_steps = (
-            self.total_steps // 100 if num_warmup_steps is None else num_warmup_steps
-        )
+        self.total_steps = total_steps
+        self.num_warmup_steps = total_steps // 100 if num_warmup_steps is None else num_warmup_steps
         self.decay_phase_ratio = decay_phase_ratio
         self.lr_min = lr_min
         self.warmup_starting_lr = warmup_starting_lr
@@ -226,10 +334,11 @@ class WSDLrScheduler(StatefulSchedulerBase):
         )
 
     def get_updated_values(self, num_updates: int) -> list[float]:
+        ends = self.get_checkpoint_steps()
         return [
             warmup_stable_decay(
                 num_updates,
-                self.get_checkpoint_steps(),
+                ends,
                 peak=peak,
                 floor=peak * self.lr_min,
                 warmup=0 if self.is_continuation_from_checkpoint else self.num_warmup_steps,
@@ -237,7 +346,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
                 decay_ratio=self.decay_phase_ratio,
                 shape="sqrt" if self.use_inverse_sqrt_decay else "inverse",
             )
-            for peak in self.base_values
+            for peak in self.base_lr_values
         ]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -245,11 +354,8 @@ class WSDLrScheduler(StatefulSchedulerBase):
         state's settings."""
         is_continuation = self.is_continuation_from_checkpoint
         total = self.total_steps
-        is_same_run = (
-            state_dict.get("is_continuation_from_checkpoint")
-            and state_dict.get("total_steps") == total
-        )
-        vars(self).update(state_dict)
+        super().load_state_dict(state_dict)
+        is_same_run = self.is_continuation_from_checkpoint and self.total_steps == total
         self.is_continuation_from_checkpoint = is_continuation
         if is_continuation and not is_same_run:
             self.total_steps = total
@@ -264,9 +370,9 @@ class WSDLrScheduler(StatefulSchedulerBase):
 
     def get_decay_info(self) -> list[dict[str, int]]:
         """Each period from the end of one decay to that of the next, in updates."""
-        ends = self.get_checkpoint_steps()
         periods = []
-        for start, end in zip([0, *ends], ends, strict=False):
+        start = 0
+        for end in self.get_checkpoint_steps():
             decay = max(round(self.decay_phase_ratio * (end - start)), 1)
             periods.append(
                 {
@@ -276,27 +382,13 @@ class WSDLrScheduler(StatefulSchedulerBase):
                     "pre_decay_step": end - decay,
                 }
             )
+            start = end
         return periods
 
     def get_phase_info(self, num_updates: int) -> dict[str, int]:
         """The period that contains this number of updates, or ends with it."""
         periods = self.get_decay_info()
-        return next(
-            (period for period in periods if period["period_end"] >= num_updates), periods[-1]
-        )
-
-    def get_current_phase_info(self) -> dict[str, int]:
-        return self.get_phase_info(self.get_current_step())
-
-    @property
-    def previous_checkpoint_step(self) -> int | None:
-        """The last update before the decay that was reached last."""
-        begun = [
-            info["pre_decay_step"]
-            for info in self.get_decay_info()
-            if info["pre_decay_step"] <= self._num_updates
-        ]
-        return begun[-1] if begun else None
+        return next((one for one in periods if one["period_end"] >= num_updates), periods[-1])
 
     def get_current_step(self) -> int:
         """The number of the last update, counted from 0; -1 before the first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -11,36 +12,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
 
+from ...checkpoint.weights import read_parts, write_parts
 from ...data.random import all_preserved
 from ...data.stream import batch_size_of
 from ...errors import ConfigurationError, check_number
 from ...metrics.progress import Limits
+from ...metrics.result import StepResult
 from ...runtime import resolve_runtime
 from ...training.own_steps import scheduler_position
 from ...training.step_checks import check_clipping
 from ...training.supervised import call_loss
 from ...training.update import Window
 from .._shared import LoggingTrainer, check_idle, is_overridden
-from . import run_config as processes
-from . import saving
-from .callbacks import (
-    CallbackHandler,
-    CallbackLike,
-    LimitBatchesCallback,
-    StopTrainingError,
-    get_default_callbacks,
-)
-from .core import NAMES, LifecycleCore, loss_in
-from .gradients import WeightsWatch
-from .loaders import build_loader, length_of, loader_options, prepared
-from .placeholders import (
+from . import utils
+from .callbacks import LimitBatchesCallback, get_default_callbacks
+from .core import INTERMEDIATE, NAMES, OWN, LifecycleCore, loss_in
+from .schedulers import (
     TrainerPlaceHolderValues,
     TrainerPlaceholderValues,
+    length_of,
     replace_trainer_placeholder_values,
 )
-from .run_config import PRECISIONS, Accelerator, TrainerRunConfig, checked_precision
-from .tracking import InMemoryRunHistory, LossTracker, RunHistory
+from .tracking import (
+    CallbackHandler,
+    CallbackLike,
+    InMemoryRunHistory,
+    LossTracker,
+    RunHistory,
+    StopTrainingError,
+)
+from .utils import Accelerator, TrainerRunConfig
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -122,8 +125,10 @@ class Trainer(LoggingTrainer):
         self._train_dl_kwargs: dict[str, Any] = {}
         self._eval_dl_kwargs: dict[str, Any] = {}
         self._loss_tracker = LossTracker()
-        self._mixed_precision = checked_precision(mixed_precision)
-        self._runtime = resolve_runtime(None, PRECISIONS[self._mixed_precision])
+        variable = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        self._mixed_precision = variable if mixed_precision is None else mixed_precision
+        precision = "fp32" if self._mixed_precision == "no" else self._mixed_precision
+        self._runtime = resolve_runtime(None, precision)
         self._accelerator: Accelerator = self._create_accelerator()
         if not isinstance(self._accelerator, Accelerator):
             raise ConfigurationError(
@@ -132,11 +137,10 @@ class Trainer(LoggingTrainer):
                 "settings would not be used: remove the method and pass `Trainer(..., "
                 "mixed_precision='bf16')`; start several processes with torchrun.",
             )
-        self._core = LifecycleCore(self, self._runtime)
-        self._is_training = False
-        has_limit = os.environ.get(LimitBatchesCallback.ENVIRONMENT, "none").lower() != "none"
-        limits = [LimitBatchesCallback.from_environment()] if has_limit else []
+        limits = LimitBatchesCallback.of_environment()
         self.callback_handler = CallbackHandler([*limits, *(callbacks or ())])
+        self._core = LifecycleCore(self)
+        self._is_training = False
         self.callback_handler.call_event("on_init_end", self)
 
     # Running
@@ -180,10 +184,13 @@ class Trainer(LoggingTrainer):
         """
         check_number("num_epochs", num_epochs, least=0)
         check_number("gradient_accumulation_steps", gradient_accumulation_steps, least=1)
-        if max_num_train_steps is not None:
-            check_number("max_num_train_steps", max_num_train_steps, least=0)
         if gradient_clip_value is not None:
             check_number("gradient_clip_value", gradient_clip_value, above=0, is_whole=False)
+        if self.optimizer is None:
+            raise ConfigurationError(
+                "trainer-without-optimizer",
+                "Trainer has no optimizer: pass `optimizer=`, or use `evaluate`.",
+            )
         self._start_core()
         core = self._core
         self.train_dataset = train_dataset
@@ -195,11 +202,8 @@ class Trainer(LoggingTrainer):
         try:
             with core.run.own_generators():
                 core.order_seed = torch.initial_seed()  # that of the run's own generators
-                self._train_dataloader = _created(
-                    self.create_train_dataloader(
-                        batch_size=per_device_batch_size, train_dl_kwargs=train_dataloader_kwargs
-                    ),
-                    "create_train_dataloader",
+                self._train_dataloader = self.create_train_dataloader(
+                    batch_size=per_device_batch_size, train_dl_kwargs=train_dataloader_kwargs
                 )
                 self._eval_dataloader = None
                 self._eval_dl_kwargs = {}
@@ -214,14 +218,6 @@ class Trainer(LoggingTrainer):
                 )
                 core.use_config(self.run_config)
                 self._use_scheduler()
-                if (
-                    self._overrides("_clip_gradients")
-                    and self.run_config.gradient_clip_value is None
-                ):
-                    self.print(
-                        "`_clip_gradients` would not be called in this run: it is only for runs "
-                        "with `train(gradient_clip_value=...)`."
-                    )
                 with self._runtime.supervised():
                     self._execute_run(resume_from)
         finally:
@@ -254,23 +250,18 @@ class Trainer(LoggingTrainer):
         try:
             if self._is_training:
                 self._create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
-                self._core.prepare_loaders()
+                prepared = self._core.prepared(self._eval_dataloader, is_training=False)
+                self._eval_dataloader = prepared
                 self._run_evaluation()
                 return
-            self._core = LifecycleCore(self, self._runtime)
+            self._core = LifecycleCore(self)
             self._train_dataloader = None
             with self._runtime.supervised(), all_preserved():
                 self._create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
-                self._set_up(
-                    num_epochs=1,
-                    gradient_accumulation_steps=1,
-                    max_num_train_steps=None,
-                    per_device_batch_size=per_device_batch_size,
-                    gradient_clip_value=None,
-                )
+                self._set_up(num_epochs=1, per_device_batch_size=per_device_batch_size)
                 self._run_evaluation()
         finally:
-            self._core.close_stream(self._eval_dataloader)
+            self._core.prepared(self._eval_dataloader, is_training=False).close()
             vars(self).update(before)
 
     # Files
@@ -287,12 +278,17 @@ class Trainer(LoggingTrainer):
 
         `checkpoint_kwargs` are kept beside them and come back from `load_checkpoint`.
         """
-        is_first = (
-            processes.is_local_process_zero if save_per_node else processes.is_world_process_zero
-        )
+        is_first = utils.is_local_process_zero if save_per_node else utils.is_world_process_zero
+        has_optimizer = save_optimizer and self.optimizer is not None
+        has_scheduler = save_scheduler and self.scheduler is not None
         if is_first():
-            saving.write_checkpoint_of(
-                self, save_path, checkpoint_kwargs, save_optimizer, save_scheduler
+            write_parts(
+                save_path,
+                self._core.current_models(),
+                {"optimizer": self.optimizer} if has_optimizer else {},
+                {"scheduler": self.scheduler} if has_scheduler else {},
+                rest={OWN: {"extra": dict(checkpoint_kwargs or {})}},
+                meta=self._core.run.checkpoint_meta(),
             )
 
     def load_checkpoint(
@@ -304,7 +300,12 @@ class Trainer(LoggingTrainer):
         A scheduler exists only once a run has started; before that, its state is returned and not
         loaded.
         """
-        return saving.load_checkpoint_into(self, checkpoint_path, load_optimizer, load_scheduler)
+        parts = read_parts(checkpoint_path)
+        self._core.load_parts(parts, optimizers=load_optimizer, schedules=load_scheduler)
+        states = {**parts.models, **parts.optimizers, **parts.schedules}
+        names = [name for name in ("model", "optimizer", "scheduler") if name in states]
+        content = {f"{name}_state_dict": states[name] for name in names}
+        return {**content, **parts.rest.get(OWN, {"extra": parts.rest})["extra"]}
 
     def save_training_state(
         self, output_dir: str | Path, checkpoint_kwargs: Mapping[str, Any] | None = None
@@ -314,7 +315,7 @@ class Trainer(LoggingTrainer):
 
         Called inside a training step, it waits for the end of the update.
         """
-        self._core.after_update(lambda: saving.save_run(self, output_dir, checkpoint_kwargs))
+        self._core.after_update(lambda: self._core.save_state(output_dir, checkpoint_kwargs))
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load model, optimizer, history and callbacks from a training state and return its
@@ -322,7 +323,7 @@ class Trainer(LoggingTrainer):
 
         To continue the run itself, pass the directory to `train(resume_from=...)` instead.
         """
-        return saving.load_state_into(self, input_dir)
+        return self._core.load_state(input_dir)
 
     # Utility methods
 
@@ -339,7 +340,7 @@ class Trainer(LoggingTrainer):
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
         """Return the model itself; with `keep_torch_compile=False`, also without what
         `torch.compile` put around it."""
-        return self._accelerator.unwrap_model(self.model, keep_torch_compile)
+        return utils.unwrapped(self.model, keep_torch_compile)
 
     @property
     def device(self) -> torch.device:
@@ -348,8 +349,13 @@ class Trainer(LoggingTrainer):
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once per machine, however many processes it runs."""
-        if processes.is_local_process_zero():
+        if utils.is_local_process_zero():
             print(*args, **kwargs)
+
+    def _run_stage(self, name: str, **options: Any) -> None:
+        """Call the method of a stage, then the callbacks' event of the same name."""
+        getattr(self, name)()
+        self.callback_handler.call_event(f"on_{name}", self, **options)
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
@@ -360,33 +366,20 @@ class Trainer(LoggingTrainer):
     def create_train_dataloader(self, batch_size: int, train_dl_kwargs: DlKwargs = None) -> Any:
         """Return the training loader: a `DataLoader` with the default options and yours over
         them."""
-        self._train_dl_kwargs = loader_options(
-            self.train_dataset,
-            self.get_default_train_dl_kwargs(batch_size),
-            train_dl_kwargs,
-            self.collate_fn,
-        )
-        return build_loader(self.train_dataset, self._train_dl_kwargs)
+        defaults = self.get_default_train_dl_kwargs(batch_size)
+        self._train_dl_kwargs = self._loader_options(self.train_dataset, defaults, train_dl_kwargs)
+        return DataLoader(self.train_dataset, **self._train_dl_kwargs)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default options of the training loader: shuffled, no worker processes."""
-        return {
-            "shuffle": True,
-            "pin_memory": self.device.type == "cuda",
-            "batch_size": batch_size,
-            "num_workers": 0,
-        }
+        return self.get_default_eval_dl_kwargs(batch_size) | {"shuffle": True}
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: DlKwargs = None) -> Any:
         """Return the evaluation loader: a `DataLoader` with the default options and yours over
         them."""
-        self._eval_dl_kwargs = loader_options(
-            self.eval_dataset,
-            self.get_default_eval_dl_kwargs(batch_size),
-            eval_dl_kwargs,
-            self.collate_fn,
-        )
-        return build_loader(self.eval_dataset, self._eval_dl_kwargs)
+        defaults = self.get_default_eval_dl_kwargs(batch_size)
+        self._eval_dl_kwargs = self._loader_options(self.eval_dataset, defaults, eval_dl_kwargs)
+        return DataLoader(self.eval_dataset, **self._eval_dl_kwargs)
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default options of the evaluation loader: in order, no worker processes."""
@@ -396,6 +389,22 @@ class Trainer(LoggingTrainer):
             "batch_size": batch_size,
             "num_workers": 0,
         }
+
+    def _loader_options(
+        self, dataset: Any, defaults: Mapping[str, Any], given: DlKwargs
+    ) -> dict[str, Any]:
+        """Arguments for a DataLoader: the user's options, and the defaults that do not contradict
+        them."""
+        options = dict(given or {})
+        excluded: tuple[str, ...] = ()
+        if isinstance(dataset, IterableDataset) or "sampler" in options:
+            excluded = ("shuffle",)
+        if "batch_sampler" in options:
+            excluded = ("shuffle", "batch_size", "drop_last", "sampler")
+        kept = {name: value for name, value in defaults.items() if name not in excluded}
+        if self.collate_fn is not None:
+            kept["collate_fn"] = self.collate_fn
+        return kept | options
 
     def create_scheduler(self) -> Any:
         """Return the scheduler of this run, or None. Default: what `create_scheduler_fn` makes."""
@@ -485,7 +494,8 @@ class Trainer(LoggingTrainer):
                 "not-a-pair",
                 f"A batch is a {type(batch).__name__} without (inputs, targets), which the "
                 "default `calculate_train_batch_loss` and `calculate_eval_batch_loss` expect. "
-                "Return such pairs from the data set or `collate_fn`, or override both methods.",
+                "Return such pairs from the data set, as `TensorDataset(inputs, targets)` does, or "
+                "from `collate_fn`, or override both methods.",
             )
         inputs, targets = batch[0], batch[1]
         outputs = self.model(inputs)
@@ -498,7 +508,7 @@ class Trainer(LoggingTrainer):
         """Begin a run of its own, so that nothing of an earlier one takes part in it."""
         check_idle(self._is_training, "train()")
         before = self._core.run
-        self._core = LifecycleCore(self, self._runtime, trains=True)
+        self._core = LifecycleCore(self, trains=True)
         self._core.run.media.take_over(before.media)
         # a second run goes on with the random numbers of the first, and with its order of samples
         self._core.run.generators = before.generators
@@ -506,9 +516,10 @@ class Trainer(LoggingTrainer):
         self._core.progress.next_call()
         self._is_training = True
 
-    def _create_eval_dataloader(self, batch_size: int, eval_kwargs: DlKwargs) -> None:
-        loader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=eval_kwargs)
-        self._eval_dataloader = _created(loader, "create_eval_dataloader")
+    def _create_eval_dataloader(self, batch_size: int, options: DlKwargs) -> None:
+        self._eval_dataloader = self.create_eval_dataloader(
+            batch_size=batch_size, eval_dl_kwargs=options
+        )
 
     def _set_up(self, **settings: Any) -> None:
         """Prepare what a run needs, also where the user's methods leave that out, and work out its
@@ -554,7 +565,7 @@ class Trainer(LoggingTrainer):
             num_epochs = min(num_epochs, -(-max_num_train_steps // updates))
         train_size = self._train_dl_kwargs.get("batch_size", per_device_batch_size)
         eval_size = self._eval_dl_kwargs.get("batch_size", per_device_batch_size)
-        num_processes = processes.num_processes()
+        num_processes = utils.num_processes()
         return TrainerRunConfig(
             num_epochs=num_epochs,
             train_per_device_batch_size=train_size,
@@ -568,8 +579,8 @@ class Trainer(LoggingTrainer):
             num_update_steps_per_epoch=updates,
             num_local_update_steps_per_epoch=updates,
             max_num_train_steps=max_num_train_steps,
-            is_local_process_zero=processes.is_local_process_zero(),
-            is_world_process_zero=processes.is_world_process_zero(),
+            is_local_process_zero=utils.is_local_process_zero(),
+            is_world_process_zero=utils.is_world_process_zero(),
             is_distributed=num_processes > 1,
             mixed_precision=self._mixed_precision,
             num_processes=num_processes,
@@ -602,26 +613,14 @@ class Trainer(LoggingTrainer):
     # Internal: a training run
 
     def _execute_run(self, resume_from: str | Path | None) -> None:
-        """Run the epochs, record them, and report an exception to callbacks with a method
-        `run_failed`."""
+        """Run the epochs, or the rest of them, and record them."""
         core = self._core
-        try:
-            if resume_from is not None:
-                core.waiting_state = saving.load_run(self, resume_from)
-            limits = Limits(self.run_config.num_epochs, self.run_config.max_num_train_steps)
-            core.run.set_limits(limits)
-            with saving.recorded(self):
-                if self._overrides("_run_training"):
-                    self._execute_own_training(is_resumed=resume_from is not None)
-                else:
-                    self._run_training()
-        except BaseException as error:
-            self.callback_handler.call_event("run_failed", self, error)
-            raise
-
-    def _execute_own_training(self, *, is_resumed: bool) -> None:
-        core = self._core
-        if is_resumed:
+        has_own_loop = self._overrides("_run_training")
+        if resume_from is not None:
+            core.resume(resume_from)
+        limits = Limits(self.run_config.num_epochs, self.run_config.max_num_train_steps)
+        core.run.set_limits(limits)
+        if resume_from is not None and has_own_loop:
             if core.stage != "steps":
                 core.end_epoch()
             self.print(
@@ -629,53 +628,39 @@ class Trainer(LoggingTrainer):
                 "`_run_training`: its epochs must be range(self.run_history.current_epoch - 1, "
                 "self.run_config.num_epochs)."
             )
-        watch = WeightsWatch(core)
-        with core.together():
+        with core.recorded(), core.handling_signals() if has_own_loop else nullcontext():
             self._run_training()
             core.drop_steps()
-        watch.check("_run_training", "call `self._run_train_epoch(self._train_dataloader)`")
 
     def _run_training(self) -> None:
         """Run the start of a training run, its epochs up to a limit or a stop, and its end."""
         core = self._core
-        with core.looking():
-            self.training_run_start()
-            self.callback_handler.call_event("on_training_run_start", self)
-        is_resumed = core.waiting_state is not None
+        core.is_looking = True
+        self._run_stage("training_run_start")
+        core.is_looking = False
         core.load_callbacks()
         is_over = False
-        with core.together():
+        with core.handling_signals():
             try:
-                if is_resumed:
-                    self._check_resumed()
+                reason = core.run.stopping.reason
+                if reason is not None:
+                    raise StopTrainingError(
+                        f"Nothing to train: the resumed run was stopped ({reason}). To train on, "
+                        "pass an earlier training state to `resume_from`, or load this one with "
+                        "`load_training_state` and train a new run."
+                    )
                 if core.resumed_event is not None:
                     self.callback_handler.finish_event(*core.resumed_event, self)
-                while core.has_work and not is_over:
+                # a run that was killed may have left the end of an epoch
+                while not is_over and (
+                    core.stage != "steps" or core.progress.is_unrecorded or not core.run.is_done()
+                ):
                     is_over = self._run_epoch()
             except StopTrainingError as error:
                 # first, for states that are saved from here on
                 core.run.stop(str(error) or type(error).__name__)
                 self._stop(error)
-        self.training_run_end()
-        self.callback_handler.call_event("on_training_run_end", self)
-
-    def _check_resumed(self) -> None:
-        """End a run that is resumed after it was stopped, before anything of it is trained.
-
-        A callback that had ended the run decides again: its settings may be others now.
-        """
-        run = self._core.run
-        reason = self.callback_handler.why_over()
-        if reason is not None:
-            raise StopTrainingError(reason)
-        if self._core.was_ended_by_callback:
-            run.train_on()
-        elif run.stopping.reason is not None:
-            raise StopTrainingError(
-                f"Nothing to train: the resumed run was stopped ({run.stopping.reason}). To train on, "
-                "pass an earlier training state to `resume_from`, or load this one with "
-                "`load_training_state` and train a new run."
-            )
+        self._run_stage("training_run_end")
 
     def _stop(self, error: StopTrainingError) -> None:
         self._core.drop_steps()
@@ -688,19 +673,13 @@ class Trainer(LoggingTrainer):
         core = self._core
         is_last = False
         if core.stage == "steps":
-            watch = None if core.is_checked else WeightsWatch(core)
             is_last = bool(self._run_train_epoch(self._train_dataloader))
             core.end_train_epoch()
-            if watch is not None:
-                remedy = "take batches from `train_dl` and step `self.optimizer` after `backward()`"
-                watch.check("_run_train_epoch", remedy)
-                core.is_checked = True
-        if core.stage == "eval" and self._eval_dataloader is not None:
+        if core.stage == "eval" and self.eval_dataset is not None:
             self._run_eval_epoch(self._eval_dataloader)
         if core.stage != "over":
             core.stage = "over"
-            self.training_run_epoch_end()
-            self.callback_handler.call_event("on_training_run_epoch_end", self)
+            self._run_stage("training_run_epoch_end")
         core.end_epoch()
         core.leave_if_interrupted()
         return is_last
@@ -709,21 +688,17 @@ class Trainer(LoggingTrainer):
         """Run a training epoch and record `train_loss_epoch`. Returns whether `max_num_train_steps`
         is reached."""
         core = self._core
-        call = self.callback_handler.call_event
-        train_dl = prepared(core, train_dl, is_training=True)
-        if core.begin_epoch(train_dl):
-            self.train_epoch_start()
+        train_dl = core.prepared(train_dl, is_training=True)
+        if core.begin_epoch():
             self._loss_tracker.reset()
-            call("on_train_epoch_start", self)
-        with core.steps():
-            for step, batch in enumerate(train_dl, start=core.progress.epoch_step):
-                call("on_train_step_start", self)
-                self._perform_forward_and_backward_passes(batch, step)
-                if core.run.window.is_last:
-                    self._update_weights()
+            self._run_stage("train_epoch_start")
+        for step, batch in enumerate(train_dl, start=core.progress.epoch_step):
+            self.callback_handler.call_event("on_train_step_start", self)
+            self._perform_forward_and_backward_passes(batch, step)
+            if core.run.window.is_last:
+                self._update_weights()
         self.run_history.update_metric("train_loss_epoch", core.mean_loss())
-        self.train_epoch_end()
-        self.callback_handler.call_event("on_train_epoch_end", self)
+        self._run_stage("train_epoch_end")
         limit = core.run.call.limits.updates
         return limit is not None and core.progress.update >= limit
 
@@ -739,30 +714,19 @@ class Trainer(LoggingTrainer):
             "on_train_step_end", self, batch=batch, batch_output=output, step=step
         )
         loss = output["loss"]  # a callback may have put another one in
-        core.report(loss, output.get("batch_size", run.window.size))
+        if core.step is not None:
+            core.step.result = StepResult(loss, output.get("batch_size", run.window.size))
         self._loss_tracker.is_reported = True
-        share = self._share_of_update(loss, "num_items_in_batch" in output)
-        if not core.is_in_step or not self._overrides("backward_step"):
+        # divided here and not in the update's `backward`, since `backward_step` gets it divided
+        window = run.window
+        if core.step is None:
+            window = Window(divisor=float(self.run_config.gradient_accumulation_steps))
+        share = window.share_of(loss)
+        if core.step is None or not self._overrides("backward_step"):
             self.backward_step(share)
             return
-        core.scheduler_position = scheduler_position(self.scheduler)
         with core.gradients.own_backward(loss):
             self.backward_step(share)
-
-    def _share_of_update(self, loss: Tensor, is_token_mean: bool) -> Tensor:
-        """The loss divided so that the gradients of a whole update are those of one big batch.
-
-        It is divided here and not in the update's `backward`, since `backward_step` gets the
-        divided loss.
-        """
-        config = self.run_config
-        window = self._core.run.window
-        if not self._core.is_in_step:
-            window = Window(divisor=float(config.gradient_accumulation_steps))
-        if is_token_mean and config.is_distributed and config.gradient_accumulation_steps > 1:
-            # it is a part of all processes' mean, of which an average is taken
-            loss = loss * config.num_processes
-        return window.share_of(loss)
 
     def _update_weights(self) -> None:
         """The end of a window of batches: one update of the weights."""
@@ -774,8 +738,6 @@ class Trainer(LoggingTrainer):
             gradients.complete()
             if self.run_config.gradient_clip_value is not None:
                 self._clip_gradients()
-        if not self._overrides("backward_step"):
-            core.scheduler_position = scheduler_position(self.scheduler)
         self.optimizer_step()
         # a `backward_step` or `optimizer_step` of the user's may have stepped the scheduler
         is_scheduled = scheduler_position(self.scheduler) != core.scheduler_position
@@ -792,27 +754,22 @@ class Trainer(LoggingTrainer):
 
     def _run_evaluation(self) -> None:
         """Run the start of an evaluation run, one epoch, and its end."""
-        self.evaluation_run_start()
-        self.callback_handler.call_event("on_evaluation_run_start", self)
+        self._run_stage("evaluation_run_start")
         try:
             self._run_eval_epoch(self._eval_dataloader, is_training=False)
         except StopTrainingError as error:
             self._stop(error)
-        self.evaluation_run_end()
-        self.callback_handler.call_event("on_evaluation_run_end", self)
+        self._run_stage("evaluation_run_end")
 
     def _run_eval_epoch(
         self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False
     ) -> None:
         """Run an evaluation epoch; afterwards modes and random generators are what they were
         before."""
-        core = self._core
-        if is_intermediate and not core.is_intermediate:
-            with core.intermediate():
-                self._run_eval_epoch(valid_dl, is_training)
-            return
-        name = "eval_loss_epoch" if is_training else "evaluation_loss"
-        core.run_evaluation(valid_dl, "intermediate_eval_loss" if core.is_intermediate else name)
+        metric = "eval_loss_epoch" if is_training else "evaluation_loss"
+        if is_intermediate or (is_training and self._core.step is not None):
+            metric = INTERMEDIATE
+        self._core.run_evaluation(valid_dl, metric)
 
     # Losses, for epochs of the user's own
 
@@ -831,16 +788,6 @@ class Trainer(LoggingTrainer):
             {"loss": (tracker.total_loss, tracker.running_count)}
         )["loss"]
         self.run_history.update_metric(metric_name, total / count if count else nan)
-
-
-def _created(loader: Any, method: str) -> Any:
-    """Refuse a loader that was not returned: without one, nothing would be evaluated."""
-    if loader is None:
-        raise ConfigurationError(
-            "no-loader-returned",
-            f"`{method}` returned None: return a DataLoader, or another iterable of batches.",
-        )
-    return loader
 
 
 class TrainerWithTimmScheduler(Trainer):

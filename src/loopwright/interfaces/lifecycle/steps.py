@@ -1,5 +1,5 @@
-"""The gradients of the update under way, as the stages of a step compute and use them, and whether
-they change any weights."""
+"""What a step of a run works on: batches that are steps, the gradients of the update under way, and
+`gather`, also where a process has no sample to gather."""
 
 from __future__ import annotations
 
@@ -11,14 +11,73 @@ import torch
 from torch import Tensor, nn
 
 from ..._torch_compat import version_of
+from ...data.open import Stream
+from ...data.sharding import ShardedBatches
 from ...errors import ConfigurationError
+from ...runtime import Runtime
 from ...training.components import check_reached
 from ...training.own_steps import OwnSteps
 from ...training.update import OptimizerUpdate, Window
+from ...trees import map_leaves
 
 if TYPE_CHECKING:
     from ...training.run import TrainingRun
     from .core import LifecycleCore
+
+# what a process did, as the others are told of it
+GATHER = "called gather"
+FIRST = "called gather for the first time in an evaluation step"
+OVER = "went through an evaluation step without calling gather"
+WAITING = "had no sample in an evaluation step"
+END = "reached the end of the evaluation"
+
+
+class PreparedLoader:
+    """Another loader's batches, on the device, in the order that the seed and the epoch say.
+
+    Each batch that is taken from a training loader is a step of the run. Batches of an evaluation
+    loader come in eval mode and without gradients until they are through. All other attributes are
+    the other loader's.
+    """
+
+    def __init__(self, core: LifecycleCore, loader: Any, is_training: bool) -> None:
+        self.core = core
+        self.loader = loader
+        self.is_training = is_training
+        self.opened: Stream | None = None
+
+    def stream(self) -> Stream:
+        """The stream over the batches, opened at its first use and adapted by the callbacks."""
+        if self.opened is None:
+            self.opened = self.core._open(self.loader, None, shuffle=self.is_training)
+        stream = self.opened
+        for callback in self.core.interface.callback_handler:
+            stream = callback.adapt_stream(
+                stream, is_training=self.is_training, is_intermediate=self.core.is_intermediate
+            )
+        return stream
+
+    def close(self) -> None:
+        if self.opened is not None:
+            self.opened.close()
+        self.opened = None
+
+    def __iter__(self) -> Iterator[Any]:
+        core = self.core
+        return core.training_batches(self) if self.is_training else core.evaluation_batches(self)
+
+    def __len__(self) -> int:
+        length = self.stream().num_batches
+        if length is None:
+            raise TypeError(
+                f"{type(self.loader).__name__} over data without a length has no length."
+            )
+        return length
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("core", "loader"):
+            raise AttributeError(name)  # before `__init__`, as when it is copied
+        return getattr(self.loader, name)
 
 
 class StageGradients:
@@ -30,17 +89,15 @@ class StageGradients:
     writes it. Losses are divided before `backward_step`.
     """
 
-    def __init__(self, run: TrainingRun, update: OptimizerUpdate) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self.run = run
-        self.update = update
+        self.update = run.updates.by_name["optimizer"]
         self.was_skipped = False  # whether the loss scaler left out the last optimizer step
         self.is_taken = False  # whether `backward_step` has stepped the optimizer
-        self.has_others = False  # whether optimizers that the user steps need gradients too
-        self._autocasts = run.runtime.precision != "fp32"
         self._is_in_backward = False
         self._scale = 0.0  # of losses, before a step
         # gradients before a batch that only stands in for no samples
-        self._kept: list[tuple[nn.Parameter, Tensor | None]] | None = None
+        self._kept: list[tuple[nn.Parameter, Tensor | None]] = []
         # gradients after a batch, and their versions, to which the next batch has to add
         self._left: list[tuple[nn.Parameter, Tensor, int]] = []
         self._own = OwnSteps(run, self._before_step, self._after_step, has_stages=True)
@@ -62,10 +119,10 @@ class StageGradients:
             self._run_exactly(loss.backward)
             update.average()
             return
-        update.holds_all = update.holds_all or self.has_others
+        # optimizers that the user steps need gradients too
+        update.holds_all = update.holds_all or len(self.run.components.optimizers) > 1
         # gradients of a stand-in are dropped before they are averaged
-        overlaps = self._kept is None
-        share = Window(is_last=window.is_last, size=window.size, overlaps=overlaps)
+        share = Window(is_last=window.is_last, size=window.size, overlaps=not self._kept)
         self._run_exactly(update.backward, loss, share)
         self._own.partial.add(update.name)
         if window.is_last:
@@ -78,8 +135,7 @@ class StageGradients:
         own = self._own
         if update.name in own.completed or self.is_taken:
             return
-        if self._kept is not None:
-            self._drop_stand_in()
+        self._drop_stand_in()
         if update.scaler is not None and update.name not in own.partial:
             raise ConfigurationError(
                 "unscaled-loss",
@@ -116,7 +172,7 @@ class StageGradients:
 
     def _run_exactly(self, function: Callable[..., Any], *args: Any) -> None:
         """Backward passes and optimizer steps are outside of autocast."""
-        if not self._autocasts:
+        if self.run.runtime.precision == "fp32":
             function(*args)
             return
         with self.run.runtime.no_autocast or nullcontext():
@@ -141,8 +197,7 @@ class StageGradients:
     def _before_step(self, update: OptimizerUpdate) -> None:
         """Prepare a step of the optimizer, the default one or a plain one of the user's."""
         if update is self.update:
-            if self._kept is not None:
-                self._drop_stand_in()
+            self._drop_stand_in()
             self._scale = 0.0 if update.scaler is None else update.scaler.get_scale()
 
     def _after_step(self, update: OptimizerUpdate) -> None:
@@ -156,15 +211,15 @@ class StageGradients:
 
     def open_batch(self) -> None:
         """A batch is about to be trained on; what a stand-in for no samples adds is dropped."""
+        self.update = self.run.updates.by_name["optimizer"]  # it may have been replaced
         self.is_taken = False
-        self._kept = None
+        self._kept = []
         if self.run.window.size == 0:
             params = self.update.params
             self._kept = [(p, None if p.grad is None else p.grad.clone()) for p in params]
 
     def close_batch(self) -> None:
-        if self._kept is not None:
-            self._drop_stand_in()
+        self._drop_stand_in()
         self._own.end_step()
         # the first window is enough to see how a program is written
         if not self.run.window.is_last and not self.update.num_updates:
@@ -172,9 +227,9 @@ class StageGradients:
             self._left = [(p, grad, version_of(grad)) for p, grad in grads if grad is not None]
 
     def _drop_stand_in(self) -> None:
-        for param, grad in self._kept or ():
+        for param, grad in self._kept:
             param.grad = grad
-        self._kept = None
+        self._kept = []
 
     def _check_window(self, *, is_over: bool = False) -> None:
         """Refuse to lose the gradients of a window's earlier batches; `is_over` if the next
@@ -194,45 +249,86 @@ class StageGradients:
             self._left = []
 
 
-class WeightsWatch:
-    """Looks at the optimizer's parameters from here on: whether a step with gradients, or anybody
-    else, changes one."""
+class Gathering:
+    """`gather` with a message before it that names each process's call, so that a mistake is an
+    error and no deadlock.
 
-    def __init__(self, core: LifecycleCore) -> None:
-        self.core = core
-        self._num_updates = core.progress.update
-        self._num_steps = self._steps_with_gradients()
-        self._versions = self._current_versions()
+    In the last round of an evaluation there may be fewer samples than processes. A process without
+    one takes the step with a sample of another if, and only if, the others gather in it; its own
+    rows are left out of the result.
+    """
 
-    def check(self, method: str, remedy: str) -> None:
-        """Refuse default epochs without a single step; of a method of the user's own, which may
-        mean it, say so."""
-        core = self.core
-        trainer = core.interface
-        has_stepped = self._steps_with_gradients() != self._num_steps
-        if has_stepped or self._current_versions() != self._versions:
-            return
-        num_updates = core.progress.update - self._num_updates
-        if num_updates and not trainer._overrides("_run_train_epoch"):
-            raise ConfigurationError(
-                "nothing-trained",
-                f"Nothing was trained: in {num_updates} updates, no optimizer step had gradients, "
-                "so the weights have not changed. Call `self.optimizer.step()` in "
-                "`optimizer_step` and `self.optimizer_step()` in `_update_weights` if you replace "
-                "them, and zero the gradients after that step, as `optimizer_zero_grad` does, not "
-                "before it.",
-            )
-        if trainer._overrides(method) and trainer.run_config.num_epochs:
-            trainer.print(
-                f"`{method}` trained nothing: it ended without an optimizer step that had "
-                f"gradients, so the weights have not changed. To train, {remedy} in it, or remove "
-                f"`{method}`."
-            )
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.is_stand_in = False
+        self._is_uneven = False
 
-    def _steps_with_gradients(self) -> int:
-        update = self.core.optimizer_update
-        return update.num_updates - update.empty_steps + update.epoch.skipped
+    def gather(self, value: Any, padding_value: float | None = None) -> Any:
+        """The rows of all processes, in tensors and containers of them; of one process, the value
+        itself."""
+        if self.runtime.world == 1:
+            return value
+        if self._is_uneven and not self.is_stand_in:
+            self._say(FIRST)
+            self._is_uneven = False
+        kinds = map_leaves(lambda leaf: type(leaf).__name__, value)
+        self._say(f"{GATHER} with {kinds}")
+        return map_leaves(lambda tensor: self._rows(tensor, padding_value), value)
 
-    def _current_versions(self) -> list[tuple[int, int]]:
-        params = self.core.optimizer_update.params
-        return [(id(param), version_of(param)) for param in params]
+    def _rows(self, tensor: Tensor, padding_value: float | None) -> Tensor:
+        rows = tensor if tensor.dim() else tensor.reshape(1)
+        return self.runtime.gather(rows[:0] if self.is_stand_in else rows, padding_value)
+
+    # Rounds of an evaluation
+
+    def is_uneven(self, stream: Any, size: int, total: int | None) -> bool:
+        """Whether some process has no sample of this round; all of them know."""
+        if total is None or self.runtime.world == 1:
+            return False
+        if total < self.runtime.num_shares:
+            return True
+        while stream is not None and not isinstance(stream, ShardedBatches):
+            stream = getattr(stream, "_stream", None)
+        # ready batches are dealt out whole: how many there are says nothing of samples
+        return stream is not None and 0 in self.runtime.gather_objects(size)
+
+    @contextmanager
+    def round(self, is_uneven: bool) -> Iterator[None]:
+        """An evaluation step on a sample of this process's own."""
+        self._is_uneven = is_uneven
+        yield
+        if self._is_uneven:
+            self._say(OVER)
+        self._is_uneven = False
+
+    def is_needed(self) -> bool:
+        """Whether a process without a sample has to take the step, since the others gather in
+        it."""
+        return FIRST in self._say(WAITING)
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        self.is_stand_in = True
+        try:
+            yield
+        finally:
+            self.is_stand_in = False
+
+    def end(self) -> None:
+        """End the evaluation on this process; all other processes must have reached its end too."""
+        if self.runtime.world > 1:
+            self._say(END)
+
+    def _say(self, kind: str) -> list[str]:
+        """Exchange what each process does; all of them raise where they took different paths."""
+        kinds = self.runtime.gather_objects(kind)
+        others = set(kinds) - {WAITING}
+        if len(others) < 2 and (others <= {FIRST, OVER} or WAITING not in kinds):
+            return kinds
+        paths = ", ".join(f"process {rank} {kind}" for rank, kind in enumerate(kinds))
+        raise ConfigurationError(
+            "gather-on-some-processes",
+            f"The processes took different paths: {paths}. `gather` waits for all processes: call "
+            "it on every process, equally often, in the same order and with the same kinds of "
+            "values, and not under a condition such as `if self.run_config.is_world_process_zero`.",
+        )
