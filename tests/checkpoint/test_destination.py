@@ -151,19 +151,6 @@ def simple_trainer() -> Simple:
     return Simple(model, torch.optim.Adam(model.parameters()), nn.MSELoss())
 
 
-@pytest.mark.parametrize("name", ["best_model", "checkpoint_epoch_2", "checkpoint_latest"])
-def test_the_simple_interface_looks_at_its_paths_before_the_first_step(
-    name: str, tmp_path: Path
-) -> None:
-    thesis(tmp_path / "out" / name)
-    trainer, before = simple_trainer(), content(tmp_path)
-    weight = trainer.model.weight.detach().clone()
-    with raises("foreign-files", "'thesis.tex'"):
-        trainer.train(DataLoader(DATA, batch_size=4), 2, save_dir=tmp_path / "out")
-    assert torch.equal(trainer.model.weight, weight)
-    assert content(tmp_path) == before
-
-
 class Plain(Simple):
     """Writes its checkpoints as people do, to names without a suffix."""
 

@@ -48,13 +48,6 @@ def test_a_checkpoint_consists_of_the_files_it_documents(checkpoint):
     assert verify_checkpoint(checkpoint) == []
 
 
-def test_a_models_file_is_plain_safetensors_under_its_own_names(checkpoint):
-    weights = load_file(checkpoint / "default.safetensors")
-    state = training_state()["models"]["default"]
-    assert set(state) - set(weights) == {"head.weight"}
-    assert torch.equal(weights["embedding.weight"], state["embedding.weight"])
-
-
 def test_all_json_is_strict(checkpoint):
     def refuse(constant):
         raise AssertionError(constant)
@@ -82,13 +75,6 @@ def test_any_model_name_becomes_a_safe_file_name(tmp_path, name):
     write_checkpoint(tmp_path / "in" / "a", tree)
     assert same(read_checkpoint(tmp_path / "in" / "a").tree, tree)
     assert os.listdir(tmp_path) == ["in"]
-
-
-def test_saving_again_replaces_the_checkpoint_and_leaves_nothing_else(tmp_path):
-    write_numbered(tmp_path / "a", 1)
-    write_numbered(tmp_path / "a", 2)
-    assert read_checkpoint(tmp_path / "a").tree["update"] == 2
-    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_a_replacement_that_fails_leaves_the_old_checkpoint(tmp_path):

@@ -108,18 +108,6 @@ def test_a_newer_version_in_a_run_is_an_error_and_no_reason_to_go_back(
     assert newest.is_dir()
 
 
-def test_a_checkpoint_without_versions_has_version_1_of_everything(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resign(copied, {"versions": {}})
-    whole = read_checkpoint(copied).tree
-    monkeypatch.setitem(VERSIONS, "stop_reason", 2)
-    monkeypatch.setitem(MIGRATIONS, ("stop_reason", 1), lambda reason: {"reason": reason})
-    migrated = read_checkpoint(copied).tree
-    assert migrated.pop("stop_reason") == {"reason": whole.pop("stop_reason")}
-    assert same(migrated, whole)
-
-
 def test_migrations_lead_from_version_to_version_and_leave_what_they_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,13 +149,6 @@ def test_a_higher_version_is_written_in_a_format_that_earlier_readers_refuse(
     write_checkpoint(tmp_path / "later", {"progress": {}})
     assert read_manifest(tmp_path / "later").format == 3
     assert read_checkpoint(tmp_path / "later").tree == {"progress": {}}
-
-
-@pytest.mark.parametrize("part", ADDED)
-def test_a_part_that_was_added_later_may_be_absent(part: str, saved: Path, tmp_path: Path) -> None:  # noqa: F811
-    write_checkpoint(tmp_path / "earlier", without(read_checkpoint(saved).tree, part))
-    assert part not in read_manifest(tmp_path / "earlier").versions
-    build().load(tmp_path / "earlier")
 
 
 def test_a_part_that_the_manifest_names_may_not_be_absent(

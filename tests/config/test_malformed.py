@@ -130,11 +130,6 @@ def test_a_mistake_gives_a_report_with_file_and_line(shared, text, request):
     assert "Traceback" not in str(error)
 
 
-def test_the_good_file_has_no_mistakes(shared):
-    shared.file.write_text(RUN)
-    assert check(load_config(shared.file, environ={}), SCHEMA) == []
-
-
 pieces = st.sampled_from(
     [
         "\n",

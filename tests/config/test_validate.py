@@ -85,18 +85,6 @@ def test_a_value_becomes_what_its_annotation_asks_for(project, name, text, value
     assert type(found) is type(value)
 
 
-def test_a_dataclass_needs_no_kind(project):
-    options = model(project, "+model.options={rate: 1}").given["options"]
-    assert (options.rate, options.name) == (1.0, "plain")
-
-
-def test_a_list_of_modules_is_built_item_by_item(project):
-    blocks = model(
-        project, "+model.blocks=[{kind: Linear, in_features: 1, out_features: 2}, ReLU]"
-    ).given["blocks"]
-    assert [type(block) for block in blocks] == [nn.Linear, nn.ReLU]
-
-
 def test_an_argument_without_annotation_takes_data_and_objects_of_known_kinds(project):
     net = model(
         project,

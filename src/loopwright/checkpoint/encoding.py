@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import TypeAlias
 
@@ -35,9 +35,8 @@ from .tensors import (
     stored_form,
 )
 
-NUMBERS_FROM = (
-    256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
-)
+# a list of this many floats or ints is kept as a tensor: smaller, exact and quick
+NUMBERS_FROM = 256
 ARRAY_KINDS = "biufcmMSU"
 LARGE_INT = 1 << 63
 CANONICAL_NAN = struct.pack(">d", math.nan)
@@ -117,18 +116,16 @@ class _Encoder:
         number = 2
         while key in self.tensors or key in self.shards or key in ("", HEADER_KEY):
             key = f"{path}~{number}"
-            number = number + 1
+            number += 1
         return key
+
+    def put_items(self, values: Iterable[Tree], path: str) -> list[Json]:
+        return [self.encode(item, join_path(path, i)) for i, item in enumerate(values)]
 
     def put_list(self, value: list[Tree], path: str) -> Json:
         if len(value) >= NUMBERS_FROM and (numbers := numbers_tensor(value)) is not None:
             return {"$numbers": self.add(numbers, path)}
-        return [
-            self.encode(item, f"{path}/{i}" if path else str(i)) for i, item in enumerate(value)
-        ]
-
-    def put_tuple(self, value: tuple[Tree, ...], path: str) -> Json:
-        return {"$tuple": [self.encode(item, join_path(path, i)) for i, item in enumerate(value)]}
+        return self.put_items(value, path)
 
     def put_dict(self, value: dict[Tree, Tree], path: str) -> Json:
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -136,17 +133,13 @@ class _Encoder:
         return {"$dict": self.put_pairs(value, path)}
 
     def put_pairs(self, value: dict[Tree, Tree], path: str) -> list[Json]:
-        return [
-            [self.put_key(key, path), self.encode(item, join_path(path, key))]
-            for key, item in value.items()
-        ]
-
-    def put_key(self, value: Tree, path: str) -> Json:
-        if isinstance(value, Tensor):
-            raise refusal(
-                path, value, "use an integer or a string as the key", "a dict with a tensor as key"
-            )
-        return self.encode(value, path)
+        pairs: list[Json] = []
+        for key, item in value.items():
+            if isinstance(key, Tensor):
+                what = "a dict with a tensor as key"
+                raise refusal(path, key, "use an integer or a string as the key", what)
+            pairs.append([self.encode(key, path), self.encode(item, join_path(path, key))])
+        return pairs
 
     def put_ordered(self, value: OrderedDict[Tree, Tree], path: str) -> Json:
         metadata = state_dict_metadata(value)  # a module's state dict: the versions of its parts
@@ -216,8 +209,8 @@ _BY_TYPE: dict[type, Put] = {
     },
     bytes: lambda _, value, path: {"$bytes": base64.b64encode(value).decode()},
     list: _Encoder.put_list,
-    tuple: _Encoder.put_tuple,
-    torch.Size: _Encoder.put_tuple,
+    tuple: lambda encoder, value, path: {"$tuple": encoder.put_items(value, path)},
+    torch.Size: lambda encoder, value, path: {"$tuple": encoder.put_items(value, path)},
     dict: _Encoder.put_dict,
     Counter: lambda encoder, value, path: {"$counter": encoder.put_pairs(value, path)},
     OrderedDict: _Encoder.put_ordered,

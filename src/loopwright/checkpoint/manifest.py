@@ -157,7 +157,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     except OSError as error:
         raise unreadable(name, error) from error
     number = content.get("format") if isinstance(content, dict) else None
-    if not isinstance(content, dict) or not isinstance(number, int):
+    if not isinstance(content, dict) or not isinstance(number, int) or number < 1:
         raise CheckpointError(
             "malformed-manifest", f"{name} is not a manifest: it has no format version; {REMEDY}."
         )
@@ -167,11 +167,6 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
             "newer-format",
             f"{name} was written by a newer version of Loopwright (format {number}; this version "
             f"reads up to {FORMAT}): upgrade Loopwright.",
-        )
-    if number < 1:
-        raise CheckpointError(
-            "malformed-manifest",
-            f"{name} has format {number}, which no version of Loopwright writes; {REMEDY}.",
         )
     if is_damaged:
         raise CheckpointError(

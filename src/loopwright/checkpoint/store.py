@@ -254,17 +254,11 @@ class KeptModels:
         self._held: Candidate | None = None
         # the updates of resume points that may still be on their way to the disk
         self._unwritten: tuple[int, ...] = ()
-        # what was there when the directory was last changed
-        self._listed: tuple[int, list[KeptModel]] | None = None
 
     def wants(self, name: str, value: float, update: int) -> bool:
         """Whether a model with this metric would be kept; ask before putting its state together."""
         self.writer.wait()
-        # the directory is read again only if something was written to it or removed from it
-        changed = self.directory.stat().st_mtime_ns if self.directory.is_dir() else 0
-        if self._listed is None or self._listed[0] != changed:
-            self._listed = (changed, self.models())
-        kept: list[Candidate] = [*self._listed[1]]
+        kept: list[Candidate] = [*self.models()]
         if self._held is not None:
             kept.append(self._held)
         return self.policy.is_worth_keeping(Candidate(name, value, update), kept)
@@ -293,7 +287,6 @@ class KeptModels:
     def start(self) -> None:
         """Start writing the model that is held, if there is one."""
         self._held = None
-        self._listed = None
         self.writer.start()
 
     def await_resume_point(self, update: int) -> None:
@@ -330,7 +323,6 @@ class KeptModels:
         """Remove the models of a future that is not taken: those after this update."""
         if not self.writer.group.is_main:
             return []
-        self._listed = None
         self._unwritten = tuple(update for update in self._unwritten if update <= after_update)
         return remove_all(model.path for model in self.models() if model.update > after_update)
 
@@ -344,7 +336,6 @@ class KeptModels:
         needed = models[: self.policy.keep]
         for update in (saved, *(update for update in self._unwritten if update > saved)):
             needed += [model for model in models if model.update <= update][: self.policy.keep]
-        self._listed = None
         remove_all(model.path for model in models if model not in needed)
 
     def _saved_update(self) -> float:

@@ -25,6 +25,7 @@ from .policy import FiniteCheck
 from .sharded import SINGLE, Group, TensorShard, check_token, is_dtensor, shard_of
 from .tensors import ATOMS, TensorKey, Tree, plain_tensor, refusal, tensor_key
 
+SHARED = (np.generic, PurePath, torch.dtype, torch.device)  # which nothing changes in place
 BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
 
 
@@ -111,10 +112,29 @@ class _Copier:
 
     def copy(self, value: Tree) -> Tree:
         kind = type(value)
-        if kind in ATOMS:
+        if kind in ATOMS or isinstance(value, SHARED):
             return value
-        copy = _BY_TYPE.get(kind) or _by_ancestor(value)
-        return copy(self, value)
+        if is_dtensor(value):
+            return self.copy_shard(shard_of(value, "snapshot"))
+        if kind is TensorShard:
+            return self.copy_shard(value)
+        if isinstance(value, Tensor):
+            return self.copy_tensor(value)
+        if kind is list and not set(map(type, value)) <= ATOMS:
+            return [self.copy(item) for item in value]
+        if kind in (list, Counter, np.ndarray):
+            return value.copy()
+        if kind in (tuple, torch.Size):
+            return tuple([self.copy(item) for item in value])
+        if not isinstance(value, dict):
+            raise refusal("snapshot", value, "return plain values")
+        copied = {key: self.copy(item) for key, item in value.items()}
+        if kind is not OrderedDict:
+            return copied
+        ordered = OrderedDict(copied)
+        if (metadata := state_dict_metadata(value)) is not None:
+            set_state_dict_metadata(ordered, self.copy(metadata))
+        return ordered
 
     def touch(self) -> None:
         """Write to every buffer, so that its memory is really there."""
@@ -133,9 +153,6 @@ class _Copier:
     def copy_tensor(self, value: Tensor) -> Tensor:
         source = plain_tensor(value, "snapshot")
         return self.copy_values(source) if self.is_written else torch.empty(0, dtype=source.dtype)
-
-    def copy_dtensor(self, value: Tree) -> TensorShard:
-        return self.copy_shard(shard_of(value, "snapshot"))
 
     def copy_shard(self, shard: TensorShard) -> TensorShard:
         source = plain_tensor(shard.local, "snapshot")
@@ -165,62 +182,6 @@ class _Copier:
         )
         self.used.setdefault(key, deque()).append(target)
         return target
-
-    def copy_list(self, value: list[Tree]) -> list[Tree]:
-        if set(map(type, value)) <= ATOMS:
-            return value.copy()
-        return [self.copy(item) for item in value]
-
-    def copy_tuple(self, value: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        return tuple([self.copy(item) for item in value])
-
-    def copy_dict(self, value: dict[Tree, Tree]) -> dict[Tree, Tree]:
-        return {
-            key: item if type(item) in ATOMS else self.copy(item) for key, item in value.items()
-        }
-
-    def copy_ordered(self, value: OrderedDict[Tree, Tree]) -> OrderedDict[Tree, Tree]:
-        copied = OrderedDict(self.copy_dict(value))
-        if (metadata := state_dict_metadata(value)) is not None:
-            set_state_dict_metadata(copied, self.copy(metadata))
-        return copied
-
-    def copy_shallow(self, value: Any) -> Tree:
-        return value.copy()
-
-    def copy_same(self, value: Tree) -> Tree:
-        return value
-
-
-def _by_ancestor(value: Tree) -> Callable[[_Copier, Tree], Tree]:
-    if is_dtensor(value):
-        return _Copier.copy_dtensor
-    for kind, copy in _BY_ANCESTOR:
-        if isinstance(value, kind):
-            return copy
-    raise refusal("snapshot", value, "return plain values")
-
-
-_BY_TYPE: dict[type, Callable[[_Copier, Tree], Tree]] = {
-    Tensor: _Copier.copy_tensor,
-    torch.nn.Parameter: _Copier.copy_tensor,
-    TensorShard: _Copier.copy_shard,
-    dict: _Copier.copy_dict,
-    OrderedDict: _Copier.copy_ordered,
-    Counter: _Copier.copy_shallow,
-    list: _Copier.copy_list,
-    tuple: _Copier.copy_tuple,
-    torch.Size: _Copier.copy_tuple,
-    np.ndarray: _Copier.copy_shallow,
-    torch.dtype: _Copier.copy_same,
-    torch.device: _Copier.copy_same,
-}
-_BY_ANCESTOR: tuple[tuple[type, Callable[[_Copier, Tree], Tree]], ...] = (
-    (Tensor, _Copier.copy_tensor),
-    (np.generic, _Copier.copy_same),
-    (PurePath, _Copier.copy_same),
-    (dict, _Copier.copy_dict),
-)
 
 
 logger = logging.getLogger("loopwright")

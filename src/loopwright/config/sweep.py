@@ -20,7 +20,7 @@ from ..run.changes import short_keys
 from .compose import Config, Override, escaped, finish, parse_overrides, parse_range, read_root
 from .kinds import Entry, Schema
 from .tree import COMMAND_LINE, ConfigError, Node, Problem, collecting, to_node
-from .validate import ConfigValidation
+from .validate import Builder, ConfigValidation
 from .yaml import plain_text
 
 SWEEP = "sweep"
@@ -41,14 +41,6 @@ OPTIONS = Schema(
         "direction": Entry(Literal["minimize", "maximize"]),
     }
 )
-INTERVAL = Schema(
-    {
-        "low": Entry(int | float, True, "the smallest number."),
-        "high": Entry(int | float, True, "the largest number."),
-        "log": Entry(bool),
-        "step": Entry(int | float),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +58,10 @@ class Interval:
     0.1
     """
 
-    low: float
-    high: float
+    low: int | float
+    high: int | float
     log: bool = False
-    step: float | None = None
+    step: int | float | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -168,10 +160,10 @@ def _read_values(node: Node, key: str) -> Sequence[Any] | Interval:
 
 
 def _read_interval(node: Node, key: str) -> Interval:
-    values, problems = ConfigValidation(None).check(node, INTERVAL, key)
+    recipe, problems = ConfigValidation(None).check(node, Interval, key)
     if problems:
         raise ConfigError(problems)
-    found = Interval(**values)
+    found: Interval = Builder({}, key).make(recipe, node, key)
     if not math.isfinite(found.high - found.low) or found.low >= found.high:
         raise node.error(key, f"low is {found.low} and high is {found.high}; expected low < high.")
     if found.log and found.low <= 0:
@@ -325,19 +317,17 @@ def combine(sweep: Sweep, origin: Node) -> Iterator[dict[str, Any]]:
         for _ in range(sweep.num or 0):
             yield {key: draw(values, chooser) for key, values in sweep.space.items()}
         return
-    grids = {key: _grid(key, values, origin) for key, values in sweep.space.items()}
-    for choice in itertools.product(*grids.values()):
-        yield dict(zip(grids, choice, strict=True))
-
-
-def _grid(key: str, values: Sequence[Any] | Interval, origin: Node) -> Sequence[Any]:
-    if not isinstance(values, Interval):
-        return values
-    if values.step is None:
-        what = f"{key} is an interval without a step: list values, or use method: random."
-        raise origin.error(SWEEP, what)
-    count = math.floor(round((values.high - values.low) / values.step, 9)) + 1
-    return [values.snapped(values.low + index * values.step) for index in range(count)]
+    grids: list[Sequence[Any]] = []
+    for key, values in sweep.space.items():
+        if isinstance(values, Interval):
+            if values.step is None:
+                what = f"{key} is an interval without a step: list values, or use method: random."
+                raise origin.error(SWEEP, what)
+            count = math.floor(round((values.high - values.low) / values.step, 9)) + 1
+            values = [values.snapped(values.low + index * values.step) for index in range(count)]
+        grids.append(values)
+    for choice in itertools.product(*grids):
+        yield dict(zip(sweep.space, choice, strict=True))
 
 
 def draw(values: Sequence[Any] | Interval, chooser: random.Random) -> Any:
