@@ -147,9 +147,9 @@ def test_a_tensor_that_becomes_an_option_and_changes_in_place_ends_graphs_and_co
     class Halving(Callback):
         def on_update_end(self, trainer: Any) -> None:
             group = optimizer_of(trainer).param_groups[0]
-            if trainer.progress.update == 2:
+            if trainer.progress.update == 1:
                 group["lr"] = torch.tensor(group["lr"] / 2)
-            elif trainer.progress.update > 3:
+            else:
                 group["lr"].mul_(0.5)
 
     eager, compiled = both(callbacks=lambda: [Halving()])
