@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import traceback
 import warnings
@@ -348,20 +349,35 @@ class RunRecorder(Callback):
         if directory is None:  # it could not be opened
             return
         self._directory = directory
-        if self._metrics is not None:
-            try:
-                self._add_notes(trainer)
-                self._add_end(trainer, state, reason, error)
-                self._metrics.close()
-            except CheckpointError as problem:
-                logger.warning("%s", problem)
-        # last, since `finish_again` leaves a run alone that is finished by its manifest
-        if directory.has_run:
-            names = trainer.history.epochs[-1] if trainer.history.epochs else ()
-            found |= self._directions(trainer, names)
-            self._note(state=state, reason=reason, progress=_counts(trainer), **found)
+        closing = threading.Thread(target=self._close_metrics, args=(trainer, state, reason, error))
+        if state == "interrupted":  # the time may be short: both files are synced at once
+            self._add_notes(trainer)
+            closing.start()
+        else:
+            closing.run()
+        try:
+            # last, since `finish_again` leaves a run alone that is finished by its manifest
+            if directory.has_run:
+                names = trainer.history.epochs[-1] if trainer.history.epochs else ()
+                found |= self._directions(trainer, names)
+                self._note(state=state, reason=reason, progress=_counts(trainer), **found)
+        finally:
+            if closing.is_alive():
+                closing.join()
         if self.own_path is not None:
             directory.unlock()
+
+    def _close_metrics(
+        self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None
+    ) -> None:
+        if self._metrics is None:
+            return
+        try:
+            self._add_notes(trainer)
+            self._add_end(trainer, state, reason, error)
+            self._metrics.close()
+        except CheckpointError as problem:
+            logger.warning("%s", problem)
 
     def _add_end(
         self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None
