@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -113,14 +113,19 @@ class RunRecorder(Callback):
             was_finished = None if self._has_started else trainer.run.call.was_finished
             self._metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
         if is_resumed:
-            from ..run.metrics_view import (
-                MetricsView,
-            )  # with SQLite, which a first step does without
+            # with SQLite, which a first step does without
+            from ..run.metrics_view import MetricsView
 
             # items of the resumed step are numbered behind those before the resume point
-            for event in MetricsView(directory.metrics_path).events():
+            view = MetricsView(directory.metrics_path)
+            for event in view.events():
                 if event.kind == "checkpoint" and event.update == at.update:
-                    trainer.run.media.count_on(at.step, event.detail.get("media", {}))
+                    counts = event.detail.get("media")
+                    if counts is None:  # of an earlier version
+                        until = event.wall or 0.0
+                        items = [item for item in view.media() if item.step == at.step]
+                        counts = Counter(i.name for i in items if (i.wall or 0.0) <= until)
+                    trainer.run.media.count_on(at.step, counts)
         if not (self._has_started and self.spans_calls):
             where = f"at epoch {at.epoch + 1}, update {at.update}" if at.step else ""
             detail = {"call": at.call, "process": os.getpid()}
