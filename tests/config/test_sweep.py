@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loopwright.config import (
     ConfigError,
-    Interval,
+    ValueRange,
     expand_sweep,
     load_variant,
     read_sweep,
@@ -159,7 +159,7 @@ def test_an_interval_with_steps_is_a_grid_too(project):
         ("{lr: {low: 0, high: 1, log: true}}", "sweep.lr", "above 0"),
         ("{lr: {low: 0, high: 1, step: 0}}", "sweep.lr", "above 0"),
         ("{lr: {low: 0, hgih: 1}}", "sweep.lr.hgih", "did you mean high?"),
-        ("{lr: {kind: loopwright.config.Interval, low: 0, high: 1}}", "sweep.lr.kind", "unknown"),
+        ("{lr: {kind: loopwright.config.ValueRange, low: 0, high: 1}}", "sweep.lr.kind", "unknown"),
         ("{lr: {low: a, high: 1}}", "sweep.lr.low", "the text 'a'"),
         ("{lr: {low: 0.0, high: 1.0}}", "sweep", "without a step"),
         ("{lrr: [1, 2]}", "lrr", "did you mean lr?"),
@@ -179,7 +179,7 @@ def test_the_space_can_be_read_for_a_search(project):
         "{low: 0.1, high: 1.0}}}\n"
     )
     sweep = read_sweep(project.write("run.yaml", text), ["model.width=1,2"])
-    assert sweep.space == {"lr": Interval(0.1, 1.0), "model.width": [1, 2]}
+    assert sweep.space == {"lr": ValueRange(0.1, 1.0), "model.width": [1, 2]}
     assert (sweep.method, sweep.num, sweep.metric, sweep.direction) == (
         "optuna",
         5,

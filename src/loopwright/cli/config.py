@@ -15,8 +15,8 @@ from ..checkpoint.atomic import staged_file, write_bytes
 from ..config import (
     Config,
     ConfigError,
-    Interval,
     Problem,
+    ValueRange,
     expand_sweep,
     json_schema,
     load_config,
@@ -105,7 +105,9 @@ def _configs_of(file: str, overrides: list[str]) -> list[Config]:
     if not sweep.space:
         return [load_config(file, overrides)]
     if sweep.method == "optuna":
-        first = {key: v.low if isinstance(v, Interval) else v[0] for key, v in sweep.space.items()}
+        first = {
+            key: v.low if isinstance(v, ValueRange) else v[0] for key, v in sweep.space.items()
+        }
         return [load_variant(file, overrides, first).config]
     return [variant.config for variant in expand_sweep(file, overrides)[:MAX_RUNS]]
 

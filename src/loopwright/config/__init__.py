@@ -12,7 +12,7 @@ from ..text import nearest
 from .compose import Config, load_config
 from .kinds import Entry, Place, Schema, beside, list_of, mapping_of, one_of_kind
 from .schema import json_schema, run_schema
-from .sweep import Interval, Sweep, Variant, expand_sweep, load_variant, read_sweep
+from .sweep import Sweep, ValueRange, Variant, expand_sweep, load_variant, read_sweep
 from .tree import ConfigError, Problem
 from .validate import build, check, load_model
 
@@ -20,11 +20,11 @@ __all__ = [
     "Config",
     "ConfigError",
     "Entry",
-    "Interval",
     "Place",
     "Problem",
     "Schema",
     "Sweep",
+    "ValueRange",
     "Variant",
     "beside",
     "build",

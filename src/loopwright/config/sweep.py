@@ -53,7 +53,7 @@ INTERVAL = Schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ValueRange:
     """Numbers from `low` to `high`, whole ones if both are.
 
     Args:
@@ -62,8 +62,8 @@ class Interval:
         log: Whether the numbers are spread evenly over orders of magnitude.
         step: The distance of two numbers; None for any number in between.
 
-    >>> from loopwright.config import Interval
-    >>> Interval(0.001, 10.0, log=True).at(0.5)
+    >>> from loopwright.config import ValueRange
+    >>> ValueRange(0.001, 10.0, log=True).at(0.5)
     0.1
     """
 
@@ -100,19 +100,19 @@ class Sweep:
     """What is varied: for each key a list of values or an interval, and how they are combined.
 
     Args:
-        space: The values by key: a list, or an `Interval`.
+        space: The values by key: a list, or an `ValueRange`.
         method: "grid", "random" or "optuna".
         num: The number of runs, for "random" and "optuna".
         seed: Seeds the choice of "random" and "optuna".
         metric: The metric that "optuna" optimises.
         direction: "minimize" or "maximize".
 
-    >>> from loopwright.config import Interval, Sweep
-    >>> Sweep({"lr": Interval(0.001, 0.1, log=True), "seed": [1, 2]}, method="random", num=5).num
+    >>> from loopwright.config import ValueRange, Sweep
+    >>> Sweep({"lr": ValueRange(0.001, 0.1, log=True), "seed": [1, 2]}, method="random", num=5).num
     5
     """
 
-    space: Mapping[str, Sequence[Any] | Interval]
+    space: Mapping[str, Sequence[Any] | ValueRange]
     method: str = "grid"  # "grid", "random" or "optuna"
     num: int | None = None
     seed: int = 0
@@ -138,11 +138,11 @@ def read_block(block: Node) -> Sweep:
     return Sweep(**{**options, "space": _read_space(block.value["space"], "sweep.space")})
 
 
-def _read_space(node: Node, key: str) -> dict[str, Sequence[Any] | Interval]:
+def _read_space(node: Node, key: str) -> dict[str, Sequence[Any] | ValueRange]:
     if not isinstance(node.value, dict) or not node.value:
         example = "{model.width: [16, 32]}"
         raise node.error(key, f"is {node.shown()}; expected keys with values, such as {example}.")
-    found: dict[str, Sequence[Any] | Interval] = {}
+    found: dict[str, Sequence[Any] | ValueRange] = {}
     problems: list[Problem] = []
     for name, child in node.value.items():
         with collecting(problems):
@@ -152,7 +152,7 @@ def _read_space(node: Node, key: str) -> dict[str, Sequence[Any] | Interval]:
     return found
 
 
-def _read_values(node: Node, key: str) -> Sequence[Any] | Interval:
+def _read_values(node: Node, key: str) -> Sequence[Any] | ValueRange:
     """A list, a range, or an interval with `low` and `high`."""
     if isinstance(node.value, list) and node.value:
         return list(node.plain())
@@ -168,11 +168,11 @@ def _read_values(node: Node, key: str) -> Sequence[Any] | Interval:
     return numbers
 
 
-def _read_interval(node: Node, key: str) -> Interval:
+def _read_interval(node: Node, key: str) -> ValueRange:
     values, problems = ConfigValidation(None).check(node, INTERVAL, key)
     if problems:
         raise ConfigError(problems)
-    found = Interval(**values)
+    found = ValueRange(**values)
     if not math.isfinite(found.high - found.low) or found.low >= found.high:
         raise node.error(key, f"low is {found.low} and high is {found.high}; expected low < high.")
     if found.log and found.low <= 0:
@@ -241,7 +241,7 @@ def read_sweep(
     ...     file = Path(folder, "run.yaml")
     ...     _ = file.write_text("lr: 1\\nsweep: {lr: {low: 0.1, high: 1, log: true}}")
     ...     read_sweep(file).space
-    {'lr': Interval(low=0.1, high=1, log=True, step=None)}
+    {'lr': ValueRange(low=0.1, high=1, log=True, step=None)}
     """
     return SweptFile(path, overrides).sweep
 
@@ -328,7 +328,7 @@ def combine(sweep: Sweep, origin: Node) -> Iterator[dict[str, Any]]:
         return
     grids: list[Sequence[Any]] = []
     for key, values in sweep.space.items():
-        if isinstance(values, Interval):
+        if isinstance(values, ValueRange):
             if values.step is None:
                 what = f"{key} is an interval without a step: list values, or use method: random."
                 raise origin.error(SWEEP, what)
@@ -339,9 +339,9 @@ def combine(sweep: Sweep, origin: Node) -> Iterator[dict[str, Any]]:
         yield dict(zip(sweep.space, choice, strict=True))
 
 
-def draw(values: Sequence[Any] | Interval, chooser: random.Random) -> Any:
+def draw(values: Sequence[Any] | ValueRange, chooser: random.Random) -> Any:
     """One of the values, or a number from the interval."""
-    return values.at(chooser.random()) if isinstance(values, Interval) else chooser.choice(values)
+    return values.at(chooser.random()) if isinstance(values, ValueRange) else chooser.choice(values)
 
 
 def name_variants(combinations: Sequence[Mapping[str, Any]]) -> list[str]:

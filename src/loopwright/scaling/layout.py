@@ -262,7 +262,7 @@ def _working(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> int:
     return parameters + gradients
 
 
-class Part(NamedTuple):
+class WrappedPart(NamedTuple):
     """Bytes of a module that FSDP2 wraps, with all its shards: in memory, and as it is sent, with
     the first dimension of each parameter filled up to a multiple of the shards."""
 
@@ -273,7 +273,9 @@ class Part(NamedTuple):
     reduced: int
 
 
-def wrapped_parts(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> Counter[Part]:
+def wrapped_parts(
+    model: ModelShape, sizes: Sizes, training: UpdateSettings
+) -> Counter[WrappedPart]:
     """How many modules there are of each kind."""
     dtypes = (training.param_dtype, training.reduce_dtype)
     return _wrapped_parts(model, sizes.shard, sizes.tensor, *dtypes)
@@ -286,7 +288,7 @@ def _wrapped_parts(
     tensor: int,
     param_dtype: torch.dtype | None,
     reduce_dtype: torch.dtype | None,
-) -> Counter[Part]:
+) -> Counter[WrappedPart]:
     blocks: dict[int | None, list[int]] = {}
     for weight in model.weights:
         rows, *rest = layer_part(weight, tensor)
@@ -300,7 +302,7 @@ def _wrapped_parts(
         sums[1] += own * reduced_size
         sums[2] += padded * gathered_size
         sums[3] += padded * reduced_size
-    return Counter(Part(block is None, *sums) for block, sums in blocks.items())
+    return Counter(WrappedPart(block is None, *sums) for block, sums in blocks.items())
 
 
 # What a rank sends

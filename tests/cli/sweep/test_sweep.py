@@ -17,7 +17,7 @@ from loopwright.checkpoint.compare import compare_trees
 from loopwright.cli import main
 from loopwright.cli.sweep import Child, Optuna, Result, Task, best_value, is_finished, place_for
 from loopwright.cli.sweep.child import placed
-from loopwright.config import Interval, Sweep, load_config
+from loopwright.config import Sweep, ValueRange, load_config
 from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.run.reading import RunView
 from tests.cli.sweep.projects import write_project
@@ -185,7 +185,7 @@ def test_optuna_chooses_runs_and_does_not_repeat_those_of_an_earlier_call(projec
 
 
 SPACE = Sweep(
-    {"a": Interval(0.0, 1.0), "b": [[1, 2], "x"], "n": Interval(1, 8, step=2)}, method="optuna"
+    {"a": ValueRange(0.0, 1.0), "b": [[1, 2], "x"], "n": ValueRange(1, 8, step=2)}, method="optuna"
 )
 
 

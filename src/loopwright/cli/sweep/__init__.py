@@ -25,8 +25,8 @@ from ...checkpoint.manifest import local_path
 from ...config import (
     Config,
     ConfigError,
-    Interval,
     Sweep,
+    ValueRange,
     check,
     expand_sweep,
     load_config,
@@ -463,9 +463,9 @@ class Optuna(Search):
         return Task(name, chosen, self._folder / name, trial)
 
 
-def _suggest(trial: Any, key: str, values: Sequence[Any] | Interval) -> Any:
+def _suggest(trial: Any, key: str, values: Sequence[Any] | ValueRange) -> Any:
     """The value of a key that Optuna suggests, or has suggested."""
-    if not isinstance(values, Interval):
+    if not isinstance(values, ValueRange):
         return values[trial.suggest_categorical(key, list(range(len(values))))]
     suggest = trial.suggest_int if values.is_whole else trial.suggest_float
     if values.step is None or values.log:  # Optuna has no steps on a logarithmic scale
