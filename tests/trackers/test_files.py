@@ -129,7 +129,7 @@ def test_values_that_are_not_finite_are_read_back(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [CSVFile, JSONLFile])
-def test_a_resumed_file_loses_what_comes_after_and_a_line_that_was_cut(tmp_path, kind):
+def test_a_resumed_file_loses_what_comes_after_and_lines_that_are_damaged(tmp_path, kind):
     path = tmp_path / "run"
     tracker = kind(path)
     tracker.start(TrackedRun("run"))
@@ -138,6 +138,7 @@ def test_a_resumed_file_loses_what_comes_after_and_a_line_that_was_cut(tmp_path,
     )
     tracker.log([row(4, loss=4.0), row(4, "epoch", 2, eval_loss=4.5)])
     with open(path, "ab") as file:
+        file.write(b"\0\0\n")  # a power failure
         file.write(b"step,5,5,0,")  # the process was killed here
     tracker = kind(path)
     tracker.start(TrackedRun("run", step=3, epoch=1))

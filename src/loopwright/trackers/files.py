@@ -109,7 +109,10 @@ class LineFile:
 
     def _is_before(self, line: bytes, run: TrackedRun) -> bool:
         """Whether a line is of the run up to where it goes on."""
-        kind, step, epoch = self.place(line)
+        try:
+            kind, step, epoch = self.place(line)
+        except (ValueError, LookupError, TypeError):  # a line that no run has written
+            return False
         if kind == "epoch":
             return epoch <= run.epoch
         return step <= run.step
