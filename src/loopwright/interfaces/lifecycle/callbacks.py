@@ -393,8 +393,9 @@ class SaveTrainingStateCallback(TrainerCallback):
     max_checkpoints: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_checkpoints is not None:
-            check_number("max_checkpoints", self.max_checkpoints, least=1, otherwise="None")
+        for name in ("save_every_n_epochs", "save_every_n_steps", "max_checkpoints"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), least=1, otherwise="None")
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         names = None if trainer._overrides("save_training_state") else SAVED

@@ -185,6 +185,8 @@ class Trainer(LoggingTrainer):
         """
         check_number("num_epochs", num_epochs, least=0)
         check_number("gradient_accumulation_steps", gradient_accumulation_steps, least=1)
+        if max_num_train_steps is not None:
+            check_number("max_num_train_steps", max_num_train_steps, least=0)
         if gradient_clip_value is not None:
             check_number("gradient_clip_value", gradient_clip_value, above=0, is_whole=False)
         if self.optimizer is None:
