@@ -313,6 +313,16 @@ def test_there_is_nothing_to_do_for_a_step():
     assert not any(name in vars(ProgressDisplay) for name in per_step)
 
 
+def test_a_long_evaluation_after_training_has_lines_too(points, capsys, monkeypatch):
+    display = ProgressDisplay("lines", interval=20.0)
+    trainer = build_timed(monkeypatch, [display], progress="lines")
+    trainer.train(points, 1, batch_size=8)
+    capsys.readouterr()
+    trainer.evaluate(points, batch_size=8)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["eval batch 2/5  0:30 left", "eval batch 4/5  0:10 left"]
+
+
 # Columns
 
 

@@ -193,3 +193,9 @@ def test_a_plateau_schedule_names_what_there_is_when_its_metric_is_missing():
     plateau = ReduceLROnPlateau(torch.optim.SGD(build_linear().parameters(), 0.1))
     with raises("plateau-metric", "'accuracy'", "Schedule(scheduler"):
         Schedule(plateau, metric="accuracy").step({"loss": 1.0})
+
+
+def test_a_factory_that_returns_a_schedule_is_told_to_stand_inside_of_it():
+    optimizer = torch.optim.SGD(build_linear().parameters(), lr=0.1)
+    with raises("scheduler-returned", "`Schedule(function, every='update')`"):
+        build_schedule(lambda made: Schedule(StepLR(made, 1), every="update"), optimizer)

@@ -256,8 +256,8 @@ class BestModel(ModelKeeper):
 
     Example:
         >>> from loopwright.callbacks import BestModel
-        >>> BestModel("eval_accuracy", keep=3).policy.better(0.9, 0.8)
-        True
+        >>> BestModel("eval_accuracy", keep=3).policy
+        KeepPolicy(metric='eval_accuracy', mode='max', keep=3)
     """
 
     precedence = 0  # it looks at complete rows only

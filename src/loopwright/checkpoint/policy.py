@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from .._torch_compat import are_finite
 from ..errors import ConfigurationError, check_number
-from ..metrics.best import Mode, is_better, ranked
+from ..metrics.best import Mode, ranked
 from ..trees import leaves
 
 
@@ -116,10 +116,6 @@ class KeepPolicy:
                 "unknown-mode", f"KeepPolicy(mode={self.mode!r}): use 'min' or 'max'."
             )
         check_number("BestModel(keep", self.keep, least=1)
-
-    def better(self, first: float, second: float) -> bool:
-        """Whether the first value is better than the second; equal ones are not."""
-        return is_better(first, second, self.mode)
 
     def ranked(self, candidates: Iterable[C]) -> list[C]:
         """The candidates, best first."""

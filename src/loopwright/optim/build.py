@@ -215,14 +215,14 @@ def _build_scheduler(factory: Callable[[Any], Any], optimizer: Optimizer) -> Any
     advice = (
         "A function given as scheduler takes the optimizer and returns a scheduler. For a factor "
         "as a function of the epoch, pass `functools.partial(torch.optim.lr_scheduler.LambdaLR, "
-        "lr_lambda=...)`."
+        "lr_lambda=...)`; for another interval, `Schedule(function, every='update')`."
     )
     try:
         scheduler = call_factory(factory, optimizer, "scheduler", "the optimizer")
     except TypeError as error:
         error.add_note(advice)
         raise
-    if not hasattr(scheduler, "step"):
+    if isinstance(scheduler, Schedule) or not hasattr(scheduler, "step"):
         raise ConfigurationError(
             "scheduler-returned",
             f"The function given as scheduler returned {scheduler!r}. {advice}",
