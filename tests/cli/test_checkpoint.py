@@ -155,7 +155,9 @@ def test_export_asks_which_of_several_models(tmp_path, capsys):
     write_checkpoint(tmp_path / "both", {"models": models})
     both, out = str(tmp_path / "both"), str(tmp_path / "w.safetensors")
     assert main(["checkpoint", "export", both, out]) == 2
-    assert "[which-model]" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "[which-model]" in said
+    assert "--model" in said
     assert main(["checkpoint", "export", both, out, "--model", "critic"]) == 0
     assert torch.equal(load_file(out)["w"], torch.ones(2))
 

@@ -11,7 +11,7 @@ import pytest
 
 from loopwright.cli import main
 from loopwright.cli.plot import PlottedCurve, collect, draw_text
-from loopwright.run import RunManifest, RunView
+from loopwright.run import MetricsStore, RunManifest, RunView
 from tests.cli.helpers import run_on_terminal
 
 
@@ -74,6 +74,19 @@ def test_values_that_are_not_finite_are_counted_and_not_drawn():
         "no value that can be drawn",
         "  * r: -1 (2 not drawn: not finite or not above 0)",
     ]
+
+
+@pytest.mark.parametrize("form", [["--text"], ["-o", "x.png"]])
+def test_a_metric_without_a_value_that_can_be_drawn_is_refused(tmp_path, monkeypatch, capsys, form):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "new").mkdir(parents=True)
+    RunManifest.collect(name="new").write("runs/new/run.json")
+    store = MetricsStore("runs/new/metrics.sqlite")
+    store.add_epoch(1, 1, {"loss": float("nan")})
+    store.close()
+    assert main(["plot", *form]) == 2
+    assert "no value of loss is finite. [nothing-to-draw]" in capsys.readouterr().err
+    assert main(["plot", "--json"]) == 0
 
 
 def test_without_names_the_losses_of_the_last_run_share_a_picture(in_gallery, tmp_path, capsys):

@@ -88,7 +88,7 @@ MISUNDERSTOOD = {
     ),
     "`loopwright train FOLDER`": (
         ["train", "runs"],
-        "runs is a folder, and `loopwright train` takes a run file (YAML)",
+        "runs is a folder, and `loopwright train` takes a run file (YAML). It has: none.",
     ),
     "`loopwright train`": (
         ["train"],
@@ -113,6 +113,13 @@ def test_what_is_not_meant_is_answered_with_what_to_do(
         said,
         hide=r"id \S+\)|(?<=by a program )\(.*?\)(?=, not)|(?<=again:\n  ).*",
     )
+
+
+def test_a_folder_is_answered_with_its_run_files(tmp_path: Path, shell: Shell) -> None:
+    for name in ("run.yaml", "other.yml", "notes.txt"):
+        (tmp_path / name).touch()
+    assert shell("train", str(tmp_path)) == 2
+    assert f"It has: {tmp_path / 'other.yml'}, {tmp_path / 'run.yaml'}." in shell.err
 
 
 # Checkpoints

@@ -22,7 +22,7 @@ def test_show_prints_what_ran_and_how_it_ended(in_gallery, capsys):
     assert (found["state"], found["progress"], found["seed"]) == (
         "finished",
         "3 of 3 epochs, 100%",
-        "0, argument",
+        "0, given as `seed`",
     )
     assert found["id"] == RunView("runs/finished").id
 
@@ -46,6 +46,17 @@ def test_show_says_why_a_run_ended_and_exits_with_1_if_it_broke(
 ):
     assert main(["show", run]) == code
     assert facts(capsys.readouterr().out)["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("dirty", "expected"),
+    [(True, "abc, with uncommitted changes"), (False, "abc"), (None, "abc, maybe changed")],
+)
+def test_show_says_what_is_known_about_the_code(in_gallery, tmp_path, capsys, dirty, expected):
+    manifest = {**RunView("runs/finished").manifest, "git_commit": "abc", "git_dirty": dirty}
+    (tmp_path / "run.json").write_text(json.dumps(manifest))
+    main(["show", str(tmp_path)])
+    assert facts(capsys.readouterr().out)["code"] == expected
 
 
 def test_show_lists_metrics_and_checkpoints(in_gallery, capsys):

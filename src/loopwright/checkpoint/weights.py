@@ -170,7 +170,8 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     names = sorted(manifest.models)
     if model is None and len(names) != 1:
         raise CheckpointError(
-            "which-model", f"{directory} holds the models {names}: choose one with `model=`."
+            "which-model",
+            f"{directory} holds the models {names}: choose one with `model=` (in a shell: --model).",
         )
     name = names[0] if model is None else model
     if name not in manifest.models:

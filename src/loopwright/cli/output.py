@@ -196,9 +196,9 @@ def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     except BrokenPipeError:  # the reader of the output closed it: no error
         raise
     except LoopwrightError as error:
-        notes = getattr(error, "__notes__", ())
-        if notes:
-            raise ProgramError("program-error", "\n".join([str(error), *notes])) from error
+        text = noted(error)
+        if text != str(error):
+            raise ProgramError("program-error", text) from error
         raise
     except Exception as error:
         log = None if (directory := run()) is None else directory / LOG
@@ -212,6 +212,11 @@ def described(error: BaseException) -> list[str]:
     place = own_place(error)
     head = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return [head, *([] if place is None else [f"  {place}"]), *getattr(error, "__notes__", ())]
+
+
+def noted(error: BaseException) -> str:
+    """The message of an error, and the notes added to it in the next lines."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def own_place(error: BaseException) -> str | None:

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,6 +54,8 @@ def plot_command(options: argparse.Namespace) -> int:
     runs = list(found.values())
     groups = [[name] for name in dict.fromkeys(options.metric or ())] or [main_metrics(runs)]
     panels = [collect(runs, names, options) for names in groups]
+    for curves in [] if options.json else panels:
+        check_drawable(curves, is_log=options.log)
     metrics: dict[str, list[PlottedCurve]] = {}
     for curve in (curve for curves in panels for curve in curves):
         metrics.setdefault(curve.metric, []).append(curve)
@@ -125,6 +128,17 @@ def collect(
             f"{along.removesuffix('s')}.",
         )
     return curves
+
+
+def check_drawable(curves: Sequence[PlottedCurve], *, is_log: bool) -> None:
+    """Refuse a panel that would be empty."""
+    values = [value for curve in curves for value in curve.values]
+    if not any(isfinite(value) and (value > 0 or not is_log) for value in values):
+        needs = "finite and above 0, as --log needs" if is_log else "finite"
+        raise ConfigurationError(
+            "nothing-to-draw",
+            f"There is nothing to draw: no value of {curves[0].metric} is {needs}.",
+        )
 
 
 def _axis(pairs: Sequence[tuple[Run, str]]) -> str:

@@ -11,7 +11,7 @@ from ..errors import CheckpointError, ConfigurationError
 from ..run.best import choose
 from ..run.directory import CONFIG, MANIFEST
 from ..run.reading import Run, newest_first
-from ..text import counted, near_names
+from ..text import counted, listed, near_names
 from .commands import LAST, PROGRAMS, ROOT
 from .output import metric_text
 
@@ -136,7 +136,8 @@ def check_run_file(text: str, command: str) -> None:
         resumes = f" {resume_text(Run(path))}" if command == "train" else ""
         problem = f"{text} is a run, {takes}.{resumes}"
     elif path.is_dir():
-        problem = f"{text} is a folder, {takes}."
+        files = sorted(str(file) for file in path.iterdir() if file.suffix in (".yaml", ".yml"))
+        problem = f"{text} is a folder, {takes}. It has: {listed(files, MAX_LISTED) or 'none'}."
     elif not path.exists():
         problem = f"There is no file {text}. `loopwright init` writes an example."
     if problem is not None:

@@ -31,6 +31,11 @@ from .output import (
 from .selection import find_run
 
 TABLES = ("packages", "hardware", "data", "config", "fingerprint")  # of which --all shows more
+SEEDS = {
+    "argument": ", given as `seed`",
+    "seed_everything": ", from seed_everything",
+    "default": ", the default",
+}
 VERSIONS = ("loopwright", "torch", "python")
 MAX_TEXT = 200
 
@@ -84,10 +89,12 @@ def _print_facts(run: Run, *, is_full: bool) -> None:
         state += f": {run.reason}"
     code = manifest.get("git_commit")
     if code is not None and manifest.get("git_dirty") is not False:
-        code = f"{code}, with uncommitted changes"
+        is_known = manifest.get("git_dirty") is True
+        code = f"{code}, {'with uncommitted changes' if is_known else 'maybe changed'}"
     sizes = manifest.get("num_parameters") or {}
     versions = [f"{key} {manifest[key]}" for key in VERSIONS if key in manifest]
     started = _moment_text(run.started)
+    source = str(manifest.get("seed_source"))
     facts: dict[str, Any] = {
         "name": run.name,
         "id": run.id,
@@ -99,7 +106,7 @@ def _print_facts(run: Run, *, is_full: bool) -> None:
         "tags": ", ".join(run.tags),
         "command": run.command,
         "code": code,
-        "seed": ", ".join(str(manifest[key]) for key in ("seed", "seed_source") if key in manifest),
+        "seed": "seed" in manifest and f"{manifest['seed']}{SEEDS.get(source, '')}",
         "device": run.device,
         "interface": run.interface,
         "compile": _compile_text(manifest.get("arguments"), manifest.get("compiled")),

@@ -69,6 +69,7 @@ def screen_lines(
         if str(error) not in run.problems:
             lines.append(Text(printable(str(error)), style="red"))
     for line in lines:
+        line.rstrip()
         if line.no_wrap:
             line.truncate(console.width, overflow="ellipsis")
     return lines
@@ -82,7 +83,7 @@ def _heading(run: Run, width: int) -> list[Text]:
         first.append(f": {printable(run.reason)}", style="not bold")
     first.append(f"  {printable(str(run.path))}", style="not bold dim")
     lines = [first, Text(_progress_line(run, width), no_wrap=True)]
-    _ = run.epoch_names  # what cannot be read of them is a problem
+    _ = run.epoch_names, run.config_file  # what cannot be read of them is a problem
     lines += [Text(printable(problem), style="red") for problem in run.problems]
     if run.state == "crashed":
         ended = "Its process ended without recording a reason."

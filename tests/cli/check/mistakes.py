@@ -30,6 +30,15 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "were skipped, since a loss or a gradient was not finite",
     ),
     "a learning rate of zero": (("model.optimizer.lr=0.0",), "model", "no weight has changed"),
+    "a constant loss with a schedule": (
+        (
+            "trainer.kind=checked.Constant",
+            "model.optimizer.kind=Adam",
+            *scheduler("StepLR", "step_size=1"),
+        ),
+        "model",
+        "no weight has changed",
+    ),
     "a learning rate that explodes": (("model.optimizer.lr=1e60",), "", "not finite|is nan|inf"),
     "a metric that is not measured": (
         callback("EarlyStopping", "metric=test_los"),

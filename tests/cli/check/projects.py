@@ -143,6 +143,11 @@ class Nan(PointTrainer):
         return nn.functional.cross_entropy(forward_output, targets["y"]) * float("nan")
 
 
+class Constant(PointTrainer):
+    def loss_compute(self, forward_output, targets):
+        return forward_output.sum() * 0
+
+
 class Auxiliary(PointTrainer):
     def loss_compute(self, forward_output, targets):
         return sum(nn.functional.cross_entropy(forward_output[k], targets["y"]) for k in ("logits", "auxiliary"))

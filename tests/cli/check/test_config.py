@@ -28,7 +28,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr("tempfile.tempdir", "/dev/shm" if Path("/dev/shm").is_dir() else None)
-    for limit in ("SLOW_SECONDS", "MAX_SECONDS"):
+    for limit in ("SLOW_SECONDS", "LATE_SECONDS", "ENOUGH_SECONDS", "MAX_SECONDS"):
         # a slow machine would be shown less
         monkeypatch.setattr(f"loopwright.cli.check.config.{limit}", float("inf"))
 
@@ -117,6 +117,23 @@ def test_each_of_several_failing_callbacks_is_named():
     assert sorted(mistake.key for mistake in found) == [
         f"trainer.callbacks.{number}" for number in (1, 2, 3)
     ]
+
+
+@pytest.mark.parametrize("late", [float("inf"), 0.0])
+def test_callbacks_with_the_same_mistake_are_both_named(monkeypatch, late):
+    monkeypatch.setattr("loopwright.cli.check.config.LATE_SECONDS", late)
+    added = [
+        f"+trainer.callbacks.{number}={{kind: EarlyStopping, metric: {metric}}}"
+        for number, metric in ((1, "test_los"), (2, "tset_loss"))
+    ]
+    found = check_config("run.yaml", added).mistakes
+    assert [mistake.key for mistake in found] == ["trainer.callbacks.1", "trainer.callbacks.2"]
+
+
+def test_batches_that_take_long_are_estimated_from_small_ones(monkeypatch, capsys):
+    monkeypatch.setattr("loopwright.cli.check.config.ENOUGH_SECONDS", 0.0)
+    main(["check", "run.yaml", "trainer.max_batch_size=8"])
+    assert "for a batch of 8 (estimated from smaller batches)" in capsys.readouterr().out
 
 
 def test_mistake_is_printed_with_file_and_line_and_the_exit_code_is_1(project, capsys):

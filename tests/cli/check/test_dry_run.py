@@ -139,6 +139,11 @@ def test_program_gets_its_arguments_and_ends_in_its_first_epoch(check):
     assert "trained" not in printed
 
 
+def test_an_option_of_check_after_the_program_is_noted(check):
+    _, printed = check("build().train(data)", arguments=("--processes=4",))
+    assert "note: --processes=4 was passed to the program: options of `check` come" in printed
+
+
 def test_nothing_is_written_and_no_callback_is_called(check, tmp_path):
     program = f"""
     class Loud(Callback):
@@ -254,6 +259,20 @@ def test_an_error_of_the_program_is_shown_with_its_traceback_after_what_is_known
     assert "Not counted: gradients, optimizer state, activations." in printed
 
 
+def test_the_notes_of_an_error_are_printed_with_it(check):
+    _, printed = check(
+        "from loopwright import Callback, ConfigurationError\n"
+        "class Own(Callback):\n"
+        "    def adapt_stream(self, stream, *, is_training):\n"
+        "        error = ConfigurationError('own', 'refused')\n"
+        "        error.add_note('because of this')\n"
+        "        raise error\n"
+        "build(callbacks=[Own()]).train(data)",
+        *("--processes", "4"),
+    )
+    assert "mistake: refused [own]\nbecause of this" in printed
+
+
 NOT_DONE = {
     "no training": ("print('hello')", (), "ended without calling `train`"),
     "left early": ("sys.exit(3)", (), "exited with code 3 before it trained"),
@@ -262,6 +281,11 @@ NOT_DONE = {
         "build().train(data)",
         ("--mesh", "pipe=2"),
         "'pipe=2' is not one of replicate=N",
+    ),
+    "an axis that stands twice": (
+        "build().train(data)",
+        ("--mesh", "shard=2,shard=4"),
+        "'shard=4' is not one of replicate=N, shard=N, tensor=N, each at most once",
     ),
 }
 

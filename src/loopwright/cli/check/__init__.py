@@ -15,6 +15,7 @@ __all__ = ["check_command"]
 
 SUFFIXES = (".yaml", ".yml", ".json")
 OPTIONS = ("--json", "--debug")  # which may also come after a run file
+OF_PROGRAMS = ("--processes", "--runtime", "--mesh", "--all", *OPTIONS)  # only before a program
 
 
 def check_command(options: argparse.Namespace) -> int:
@@ -32,4 +33,8 @@ def check_command(options: argparse.Namespace) -> int:
             report = check_config(program, overrides)
         else:
             report = check_program(program, options)
+            late = [t for t in options.arguments if t.partition("=")[0] in OF_PROGRAMS]
+            if late:
+                what = "was passed to the program: options of `check` come before its name."
+                report.note("", f"{', '.join(late)} {what}")
     return report.print(as_json=as_json)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -35,7 +36,7 @@ from ...data.containers import tensors_in
 from ...data.random import preserved_rng, seed_sample
 from ...data.stream import LimitedStream, Stream
 from ...debug.resume_check import check_resume
-from ...errors import ConfigurationError, LoopwrightError, full_tracebacks
+from ...errors import ConfigurationError, full_tracebacks
 from ...initializers import Initializer
 from ...interfaces.configured.core import ConfiguredCore
 from ...interfaces.configured.experiment import Experiment
@@ -45,13 +46,15 @@ from ...schedules import Curve, Extent
 from ...text import counted, duration, listed, size
 from ...trainer import Trainer
 from ...tuning.trial import TrialWatch
-from ..output import described, printable
+from ..output import described, noted, printable
 from ..train import load_single
 from .report import CheckReport, FewSamples
 
 T = TypeVar("T")
 
 SLOW_SECONDS = 0.1  # data sets that take longer to build are built once
+LATE_SECONDS = 4.0  # after this time fewer steps and callbacks are tried
+ENOUGH_SECONDS = 2.0  # for measuring full batches; slower ones are estimated from small ones
 MAX_SECONDS = 1.0  # for following a schedule
 MAX_READ = 8  # samples of a data set
 POINTS = 101  # of a curve
@@ -81,7 +84,7 @@ def check_config(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport
             preserved_rng(),
             full_tracebacks(),
         ):
-            ConfigCheck(report, report.config, Path(folder)).run()
+            ConfigCheck(report, report.config, Path(folder), begin).run()
     seconds = monotonic() - begin
     checked = list(dict.fromkeys(report.checked))
     if checked:
@@ -98,10 +101,11 @@ def check_config(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport
 class ConfigCheck:
     """Checks of a config, in the order in which they depend on each other."""
 
-    def __init__(self, report: CheckReport, config: Config, folder: Path) -> None:
+    def __init__(self, report: CheckReport, config: Config, folder: Path, begin: float) -> None:
         self.report = report
         self.config = config
         self.folder = folder
+        self.begin = begin
         self.experiment = Experiment(config, progress="silent")
         self.datasets: dict[str, Any] = {}
         self.shares_data = False
@@ -250,8 +254,14 @@ class ConfigCheck:
     def _find_culprit(
         self, action: Callable[[Collection[int]], T], dropped: set[int], error: Exception
     ) -> int | None:
-        """The position of the callback without which the error does not occur."""
-        for number in sorted(self.keys.keys() - dropped):
+        """The position of the callback without which the error does not occur; the ones that the
+        error names are tried first, and after LATE_SECONDS no others."""
+        text = "\n".join(described(error))
+        names = [type(callback).__name__ for callback in self._build().run.callbacks]
+        tried = self.keys.keys() - dropped
+        for number in sorted(tried, key=lambda number: (names[number] not in text, number)):
+            if self._is_late and names[number] not in text:
+                break
             try:
                 action(dropped | {number})
             except Exception as other:
@@ -259,6 +269,10 @@ class ConfigCheck:
                     continue
             return number
         return None
+
+    @property
+    def _is_late(self) -> bool:
+        return monotonic() - self.begin > LATE_SECONDS
 
     def _check_steps(self) -> bool:
         """Train, evaluate and predict without callbacks; return whether training works."""
@@ -271,7 +285,7 @@ class ConfigCheck:
             return False
         engine, probe = found
         self.report.checked.append("training steps")
-        self._judge(probe, has_schedule=bool(engine.schedules))
+        self._judge(probe, may_rest=bool(engine.schedules) and not probe.has_rate)
         for key, dataset in engine.datasets.items():
             self._check_evaluation(engine, key, dataset, probe.names)
         return True
@@ -282,13 +296,13 @@ class ConfigCheck:
         engine.train(engine.training_data(), 1, resume=False)
         return engine, probe
 
-    def _judge(self, probe: Probe, *, has_schedule: bool) -> None:
-        """Check weights and gradients; a schedule may begin with a rate of 0."""
+    def _judge(self, probe: Probe, *, may_rest: bool) -> None:
+        """Check weights and gradients; weights may rest while a schedule's rate is 0."""
         report = self.report
         if not probe.is_finite:
             what = "weights are not finite after the first updates.\n-> Lower the learning rate."
             report.mistake("model", what)
-        elif not probe.has_learned and not has_schedule:
+        elif not probe.has_learned and not may_rest:
             what = "Is the learning rate 0, or the loss constant?"
             report.mistake("model", f"no weight has changed after the first updates.\n-> {what}")
         if probe.without_gradient and probe.has_learned:
@@ -310,7 +324,7 @@ class ConfigCheck:
                 if error.code != "update-in-evaluation":
                     raise
                 missing = []
-                told = " ".join([str(error), *getattr(error, "__notes__", ())])
+                told = noted(error).replace("\n", " ")
                 report.note(place, f"this data set cannot be evaluated, if anything should. {told}")
             if missing:
                 what = "Return the same outputs and losses in eval mode as in train mode."
@@ -325,7 +339,8 @@ class ConfigCheck:
     def _saved(self, dropped: Collection[int]) -> tuple[int, int]:
         """Train two tiny epochs, save, and load into fresh objects; the number of callbacks, and
         the bytes of the checkpoint."""
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        folder = self.folder / "saved"  # the same in every try, since errors name it
+        shutil.rmtree(folder, ignore_errors=True)
         engine = self._build_tiny(dropped, run_dir=folder / "run")
         num_callbacks = len(engine.callbacks) - 1
         engine.train(engine.training_data(), 2, resume=False)
@@ -353,8 +368,9 @@ class ConfigCheck:
             if isinstance(callback, TrainTime | Throughput | PeakMemory):  # never the same twice
                 ignored += [f"*{name}*" for name in callback.metric_names(set())]
                 ignored.append(f"callbacks.{type(callback).__name__}*")
+        num_updates = 1 if self._is_late else NUM_UPDATES
         with report.collecting("trainer", "a resumed run fails"):
-            resumed = check_resume(made.pop, data, num_updates=NUM_UPDATES, ignore=ignored)
+            resumed = check_resume(made.pop, data, num_updates=num_updates, ignore=ignored)
             if resumed.ok:
                 report.checked.append("resuming")
             else:
@@ -408,8 +424,16 @@ class ConfigCheck:
     # Memory and time
 
     def _measure(self, length: Extent) -> dict[str, Any]:
-        """Measure time and memory of a few steps with full batches."""
-        engine, watch = self._time()
+        """Measure time and memory of a few steps, on full batches unless that takes long."""
+        batch_size = self._build().config.batch_size
+        full = min(batch_size, self.num_samples or batch_size)
+        few = min(full, SAMPLES)
+        engine, watch = self._time(few)
+        scale = full / few
+        if (watch.seconds or 0.0) * scale * NUM_UPDATES < ENOUGH_SECONDS and scale > 1:
+            engine, watch = self._time(full)
+            scale = 1.0
+        step_seconds = None if watch.seconds is None else watch.seconds * scale
         modules = engine.modules.values()
         params = {id(p): p for module in modules for p in module.parameters()}.values()
         trained = [param for param in params if param.requires_grad]
@@ -421,31 +445,30 @@ class ConfigCheck:
         states = tensors_in([dict(optimizer.state) for optimizer in engine.optimizers.values()])
         accumulate = engine.config.accumulate
         seconds = None
-        if watch.seconds is not None and length.updates is not None:
-            seconds = watch.seconds * accumulate * length.updates
+        if step_seconds is not None and length.updates is not None:
+            seconds = step_seconds * accumulate * length.updates
         return {
             "parameters": sum(param.numel() for param in params),
             "trained": sum(param.numel() for param in trained),
-            "batch_size": engine.config.batch_size,
+            "batch_size": batch_size,
             "accumulate": accumulate,
-            "step_seconds": watch.seconds,
+            "step_seconds": step_seconds,
+            "is_measured": scale == 1,
             "weight_bytes": weights + _bytes(states),
-            "step_bytes": kept,
+            "step_bytes": None if kept is None else int(kept * scale),
             "updates": length.updates,
             "epochs": length.epochs,
             "seconds": seconds,
         }
 
-    def _time(self) -> tuple[ConfiguredCore, TrialWatch]:
-        """Train a few updates of one full batch each."""
+    def _time(self, batch_size: int) -> tuple[ConfiguredCore, TrialWatch]:
+        """Train a few updates of one batch each."""
         engine = self._build()
         engine.config.num_workers = 0
         engine.accumulate = 1
-        batch_size = engine.config.batch_size
-        num_samples = self.num_samples or batch_size
-        batch_size = min(batch_size, num_samples)
+        num_batches = (self.num_samples or batch_size) // batch_size
         is_host = engine.runtime.device.type == "cpu"
-        watch = TrialWatch(batch_size, num_samples // batch_size, counts=is_host)
+        watch = TrialWatch(batch_size, num_batches, counts=is_host)
         engine.callbacks = [watch]
         engine.run.bind(engine.callbacks)
         data = engine.training_data()
@@ -464,9 +487,9 @@ def callback_keys(config: Config, count: int) -> dict[int, str]:
     return found
 
 
-def _identity(error: Exception) -> object:
-    """What is equal for two errors of the same cause."""
-    return error.code if isinstance(error, LoopwrightError) else described(error)
+def _identity(error: Exception) -> str:
+    """What is equal for two errors of the same cause: all but numbers and addresses."""
+    return re.sub(r"0x\w+|\d+", "", "\n".join(described(error)))
 
 
 class Tiny(Callback):
@@ -492,6 +515,7 @@ class Probe(Callback):
         self.names = {"loss"}  # of the metrics that steps return
         self.without_gradient: list[str] = []
         self.has_learned = False
+        self.has_rate = False
         self.is_finite = True
         self._before: dict[str, Tensor] = {}
         self._reached: set[str] = set()
@@ -504,6 +528,8 @@ class Probe(Callback):
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         self._reached |= {name for name, param in _trained(trainer) if param.grad is not None}
+        groups = trainer.optimizers[optimizer].param_groups
+        self.has_rate |= any(float(group.get("lr", 1.0)) > 0 for group in groups)
 
     def on_loop_end(self, trainer: Trainer) -> None:
         now = {name: param.detach() for name, param in _trained(trainer)}
@@ -650,6 +676,7 @@ def measures_text(found: dict[str, Any]) -> dict[str, str]:
     step = "not measured"
     if found["step_seconds"] is not None:
         step = f"{duration(found['step_seconds'])} for a batch of {found['batch_size']}"
+        step += "" if found["is_measured"] else " (estimated from smaller batches)"
     run = "of a length that is not known"
     if found["updates"] is not None:
         run = counted(round(found["updates"]), "update")

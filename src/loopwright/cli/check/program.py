@@ -35,7 +35,7 @@ from ...text import counted, listed, size
 from ...trainer import Trainer
 from ...training.assembly import with_defaults
 from ...training.first_batch import check_required_metrics
-from ..output import described, table_lines
+from ..output import described, noted, table_lines
 from .report import CheckReport, FewSamples
 
 SAMPLES = 2  # per process and step: batch norm needs two, and activations are not measured
@@ -56,7 +56,7 @@ def check_program(program: Path, options: argparse.Namespace) -> CheckReport:
         is_own = isinstance(error, LoopwrightError)  # its message says all that matters
         if options.debug or not is_own:
             traceback.print_exception(error)
-        report.mistake("", str(error) if is_own else "\n  ".join(described(error)))
+        report.mistake("", noted(error) if is_own else "\n  ".join(described(error)))
     report.text += probe.lines(is_full=options.all)
     return report
 
@@ -66,9 +66,10 @@ def parse_mesh(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, number = part.partition("=")
-        if name not in AXES or not number.isdecimal():
+        if name not in AXES or not number.isdecimal() or name in sizes:
             raise ConfigurationError(
-                "mesh-option", f"--mesh {text}: {part!r} is not one of {'=N, '.join(AXES)}=N."
+                "mesh-option",
+                f"--mesh {text}: {part!r} is not one of {'=N, '.join(AXES)}=N, each at most once.",
             )
         sizes[name] = int(number)
     return sizes

@@ -484,6 +484,7 @@ class Child:
     ) -> None:
         self.task = task
         self.connection, other = Pipe()
+        self.is_connected = True
         self._error: str | None = None
         self._output = output
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -504,14 +505,14 @@ class Child:
     def messages(self) -> Iterator[dict[str, Any]]:
         """Messages since the last call; errors are stored, not yielded."""
         try:
-            while self.connection.poll():
+            while self.is_connected and self.connection.poll():
                 message = self.connection.recv()
                 if "error" in message:
                     self._error = message["error"]
                 else:
                     yield message
-        except (EOFError, OSError):  # it closes the connection by ending
-            self.process.wait()
+        except (EOFError, OSError):  # it is ending, which may take a while
+            self.is_connected = False
 
     def answer(self, is_to_go_on: bool) -> None:
         with suppress(OSError):  # it may have ended meanwhile
@@ -548,7 +549,9 @@ class Pool:
         which save first."""
         try:
             while self._fill(search):
-                wait([child.connection for child in self.children.values()], POLL_SECONDS)
+                children = self.children.values()
+                connected = [child.connection for child in children if child.is_connected]
+                wait(connected, POLL_SECONDS)
                 for slot, child in list(self.children.items()):
                     for message in child.messages():
                         child.answer(search.report(child.task, message["update"], message["value"]))
