@@ -441,11 +441,20 @@ class Schedules(Trainer):
         return loss
 
 
+class SchedulesTwoUpdates(Schedules):
+    """As `Schedules`, after another update of the same optimizer."""
+
+    def train_step(self, batch: Any) -> Any:
+        self.update(cross_entropy(self.model(batch[0]), batch[1]))
+        return super().train_step(batch)
+
+
+@pytest.mark.parametrize("cls", [Schedules, SchedulesTwoUpdates])
 @pytest.mark.parametrize(
     "scheduler", [partial(StepLR, step_size=3), partial(OneCycleLR, max_lr=0.1, total_steps=99)]
 )
-def test_a_scheduler_is_not_stepped_by_the_trainer_and_in_its_step(points, scheduler):
-    trainer = build(cls=Schedules, scheduler=scheduler)
+def test_a_scheduler_is_not_stepped_by_the_trainer_and_in_its_step(points, scheduler, cls):
+    trainer = build(cls=cls, scheduler=scheduler)
     with raises("scheduler-stepped-twice", scheduler.func.__name__, "train_step"):
         trainer.train(points, 2, batch_size=8)
 

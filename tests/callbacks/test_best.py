@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from loopwright import Callback, Trainer
 from loopwright.callbacks import BestCheckpoint, BestMetric, BestModel, Checkpoints, OfflineLoss
 from loopwright.checkpoint import CheckpointStore, list_checkpoints, load_weights
+from loopwright.cli.selection import pick_checkpoint
+from loopwright.optim.initialize import read_weights
 from loopwright.run import choose
+from loopwright.run.reading import RunView
 
 from ..loops import evaluate_by_hand
 from ..mistakes import raises
@@ -218,3 +222,32 @@ def test_the_evaluation_of_an_epoch_that_a_limit_cut_short_counts(tmp_path, poin
     best = min(trainer.history["eval_loss"])
     assert choose(tmp_path).metric == ("eval_loss", best)
     assert trainer.evaluate(points, batch_size=8)["loss"] == best
+
+
+@pytest.mark.parametrize("scores", [(math.nan, 0.9), (0.9, math.nan)])
+def test_a_model_whose_metric_is_no_number_is_never_the_best(tmp_path, points, scores):
+    run(points, [Logged(score=scores), BestModel("score", keep=2)], 2, tmp_path)
+    best = f"update-{5 + 5 * scores.index(0.9):08d}"
+    assert len(list(Path(tmp_path, "kept").iterdir())) == 2
+    assert pick_checkpoint(RunView(tmp_path), "best").name == best
+    assert choose(tmp_path).name == best
+    weights, expected = read_weights(tmp_path, use="best"), load_weights(tmp_path / "kept" / best)
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+
+
+def test_a_first_value_that_is_no_number_is_kept_until_there_is_one(tmp_path, points):
+    run(points, [Logged(score=[float("nan")]), BestCheckpoint("score")], 1, tmp_path / "one")
+    run(points, [Logged(score=[float("nan"), 0.1]), BestCheckpoint("score")], 2, tmp_path / "two")
+    assert kept(tmp_path / "two") == {"score": 10}
+    assert isinstance(load_weights(tmp_path / "one" / "kept" / "update-00000005-score"), dict)
+
+
+def test_two_metrics_that_are_best_at_once_are_both_kept(tmp_path, points):
+    callbacks = [
+        Logged(score=[1.0]),
+        OfflineLoss("train"),
+        BestCheckpoint("score"),
+        BestCheckpoint("train_loss"),
+    ]
+    run(points, callbacks, 1, tmp_path)
+    assert kept(tmp_path) == {"score": 5, "train_loss": 5}

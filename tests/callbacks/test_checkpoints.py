@@ -233,3 +233,10 @@ def test_a_crashed_run_keeps_the_same_models(tmp_path, points, after_update):
         for name in ("straight", "crashed")
     ]
     assert listed[0] == listed[1] == [(10, 0.9), (20, 0.5)]
+
+
+@pytest.mark.parametrize(("scores", "best"), [([nan, 0.1], 0.1), ([0.1, nan], 0.1)])
+def test_nan_is_never_the_best_of_several(points, scores, best):
+    callback = BestModel("score")
+    train(build_trainer([Epochs(scores), callback]), points, num_epochs=2)
+    assert callback.best == best

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
 
 from loopwright import Callback, DataError, Trainer
-from loopwright.callbacks import EMA, BestModel, Rewind
+from loopwright.callbacks import EMA, BestModel, Rewind, TorchMetrics
 
 from ..loops import assert_same_model, build_linear, build_net, train_by_hand
 from ..mistakes import raises
@@ -212,5 +213,28 @@ def test_one_of_several_averages_is_put_in_place_by_its_decay(points):
     trainer = train(build_trainer([both]), points)
     with both.weights(trainer, decay=0.5):
         assert_same_tree(dict(trainer.model.state_dict()), both.states["ema_0.5"]["model"])
-    with raises("unknown-decay"), both.weights(trainer, decay=0.7):
-        pass
+    for decay in (None, 0.7):
+        with raises("unknown-decay"), both.weights(trainer, decay=decay):
+            pass
+
+
+@pytest.mark.parametrize("after_update", [3, 5])
+def test_a_crashed_run_ends_with_the_same_averages_of_all_decays(tmp_path, points, after_update):
+    assert_same_after_crash(tmp_path, points, lambda: [EMA([0.9, 0.5], warmup=True)], after_update)
+
+
+def test_metrics_of_other_callbacks_are_measured_for_the_averages_too(points):
+    for order in (1, -1):
+        callbacks = [EMA(0.9), TorchMetrics({"accuracy": MulticlassAccuracy(3, average="micro")})][
+            ::order
+        ]
+        trainer = train(build_trainer(callbacks), points)
+        with_average = callbacks[::order][0]
+        assert isinstance(with_average, EMA)
+        accuracy = (trainer.predict(points).argmax(1) == points.tensors[1]).float().mean().item()
+        with with_average.weights(trainer):
+            averaged = (
+                (trainer.predict(points).argmax(1) == points.tensors[1]).float().mean().item()
+            )
+        assert trainer.history.last("eval_accuracy") == accuracy
+        assert trainer.history.last("eval_ema_accuracy") == averaged

@@ -193,3 +193,8 @@ def test_groups_have_their_own_learning_rates_and_the_rest_the_optimizers(points
     assert [id(p) for g in optimizer.param_groups for p in g["params"]] == [
         id(p) for p in model.parameters()
     ]
+
+
+def test_naming_nothing_is_refused():
+    with raises("nothing-to-freeze"):
+        Freeze([])

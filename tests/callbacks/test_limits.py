@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from loopwright import Callback, Trainer
-from loopwright.callbacks import LimitBatches, TimeLimit
+from loopwright import Callback, DataError, Trainer
+from loopwright.callbacks import LimitBatches, Rewind, TimeLimit
 from loopwright.callbacks.stopping import ENVIRONMENT
 from loopwright.data.open import open_stream
 from loopwright.data.stream import LimitedStream
@@ -112,3 +112,55 @@ def test_time_before_an_interruption_counts(tmp_path, points):
     train(first, points, num_epochs=None, num_updates=3)
     resumed = train(build_trainer([Clock, TimeLimit(240)], run_dir=tmp_path), points)
     assert resumed.progress.update == 4
+
+
+class Fetched(Dataset[Any]):
+    """Remembers which samples were fetched."""
+
+    def __init__(self, points: Any) -> None:
+        self.points = points
+        self.indices: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> Any:
+        self.indices.append(index)
+        return self.points[index]
+
+
+def test_no_sample_beyond_the_limit_is_fetched(points):
+    data = Fetched(points)
+    stream = open_limited(data, 2)
+    for epoch in range(2):
+        data.indices.clear()
+        stream.begin(epoch)
+        assert [batch.size for batch in stream.take(5)] == [8, 8]
+        assert stream.take(1) == []
+        assert len(data.indices) == 16
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(2, (2, None)), (5, (5, 37)), (9, (5, 37))])
+def test_sizes_of_an_epoch_are_right_or_unknown(points, limit, sizes):
+    stream = open_limited(points, limit)
+    assert (stream.num_batches, stream.num_samples) == sizes
+    stream.begin(0)
+    assert len(list(stream)) == sizes[0]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("limit", "num_steps"), [(3, 2), (9, 5)])
+def test_of_the_first_batches_a_rewind_may_leave_some_out(points, order, limit, num_steps):
+    batches = [[tensor[i : i + 6].clone() for tensor in points.tensors] for i in range(0, 36, 6)]
+    batches[1][0][0, 0] = torch.nan
+    trainer = build_trainer([LimitBatches(train=limit), Rewind()][::order], build_linear())
+    trainer.train(batches, 1)
+    assert trainer.progress.step == num_steps
+
+
+def test_a_position_without_a_limit_is_refused_with_one(points):
+    stream = open_stream(points, batch_size=8, seed=0, shuffle=True)
+    stream.begin(0)
+    stream.take(1)
+    with pytest.raises(DataError, match="the first batches of each epoch"):
+        open_limited(points, 2).load_state_dict(stream.state_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from loopwright.callbacks import (
     EarlyStopping,
     OfflineLoss,
     ProgressDisplay,
+    Rewind,
 )
 
 from ..terminals import ESCAPES, Screen, terminal
-from .runs import Crash, build_timed, build_trainer, train
+from .runs import Clock, Crash, Timed, build_net, build_timed, build_trainer, train
 
 EPOCH_LINE = r"epoch {}/2  loss \d\S* +eval_loss \d\S* +\d+\.\d s +[\d,]+ samples/s(  0:\d\d left)?"
 
@@ -125,10 +127,10 @@ def test_the_epoch_and_the_run_have_a_bar_with_the_time_that_is_left(points, mon
         "epoch 1/3 2/5 0:03 left",
         "run 14% 0:12 left",
     ) in moments
-    # 8 steps and two evaluations of 50 s; the short last batch makes it a little less
+    # 8 steps and two evaluations of 50 s
     assert (
         "epoch 2/3 2/5 0:03 left",
-        "run 48% 1:45 left",
+        "run 48% 1:48 left",
     ) in moments
 
 
@@ -138,7 +140,7 @@ def test_an_evaluation_has_a_bar_of_its_own(points, monkeypatch):
     moments = bars(shown)
     assert ("epoch 2/2 5/5 0:00 left", "eval 2/5 0:30 left", "run 99% 0:30 left") in moments
     last = moments.index(("epoch 1/2 5/5 0:00 left", "eval 5/5 0:00 left", "run 50% 0:05 left"))
-    assert ("epoch 2/2 0/5", "run 50% 0:56 left") in moments[last:]
+    assert moments[last + 1] == ("epoch 2/2 0/5", "run 50% 0:55 left")
 
 
 def test_every_evaluation_set_is_named(points, monkeypatch):
@@ -155,10 +157,10 @@ def test_every_evaluation_set_is_named(points, monkeypatch):
     [
         (
             {"num_updates": 8},
-            "run 88% 0:31 left",
-        ),  # a step, and three fifths of an evaluation for the epoch that is cut short
-        ({"num_samples": 61}, "run 87% 0:32 left"),
-        ({"max_time": 8}, "run 88% 0:31 left"),
+            "run 88% 0:51 left",
+        ),  # a step and the evaluation of the epoch that is cut short
+        ({"num_samples": 61}, "run 87% 0:51 left"),
+        ({"max_time": 8}, "run 88% 0:51 left"),
     ],
 )
 def test_the_time_that_is_left_goes_by_the_limit_of_the_call(points, monkeypatch, limits, expected):
@@ -227,9 +229,88 @@ def test_lines_say_the_same_inside_epochs_and_evaluations(points, capsys, monkey
     assert lines[1] == "epoch 1/2  eval batch 2/5  0:30 left  run 0:05 left"
     assert "epoch 2/2  eval batch 4/5  0:10 left  run 0:10 left" in lines
     assert [line.rpartition("samples/s")[2] for line in lines if "samples/s" in line] == [
-        "  0:56 left",
+        "  0:55 left",
         "",
     ]
+
+
+def test_lines_that_a_callback_prints_stay_between_the_rows_of_short_epochs(points, monkeypatch):
+    class Speaking(Callback):
+        def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
+            print(f"said at the end of {trainer.progress.epoch}")
+
+    with terminal(monkeypatch, rows=40) as shown:
+        train(build_trainer([Speaking], progress="bar"), points, num_epochs=3)
+    lines = re.findall(
+        r"^ *(?:[123]/3|said at the end of \d)", Screen(rows=40).feed(shown[0]).text, re.MULTILINE
+    )
+    ends = [
+        "said at the end of 1",
+        "1/3",
+        "said at the end of 2",
+        "2/3",
+        "said at the end of 3",
+        "3/3",
+    ]
+    assert [line.strip() for line in lines] == ends
+
+
+def test_metrics_with_brackets_are_shown_as_they_are(points, monkeypatch):
+    class Bracketed(Callback):
+        def on_train_epoch_end(self, trainer: Trainer) -> None:
+            trainer.log({"top[5]": 0.5, "[bold]": 0.25})
+
+    with terminal(monkeypatch) as shown:
+        train(build_trainer([Bracketed], progress="bar"), points, num_epochs=1)
+    text = Screen().feed(shown[0]).text
+    assert re.search(r"epoch .* top\[5\] +\[bold\] .*\n +1/1 .* 0\.5000 +0\.2500", text)
+
+
+def test_a_rewind_takes_the_bar_back(points, monkeypatch):
+    class Bad(Timed):
+        is_bad = True
+
+        def compute_loss(self, outputs: Any, targets: Any) -> Any:
+            loss = super().compute_loss(outputs, targets)
+            is_bad, self.is_bad = (
+                self.is_bad and self.progress.step == 3,
+                self.is_bad and self.progress.step != 3,
+            )
+            return loss * float("nan") if is_bad else loss
+
+    trainer = Bad(
+        build_net(),
+        partial(torch.optim.SGD, lr=0.1),
+        torch.nn.functional.cross_entropy,
+        callbacks=Rewind(),
+        progress="bar",
+    )
+    trainer.clock = Clock(monkeypatch)
+    with terminal(monkeypatch) as shown:
+        trainer.train(points, 1, batch_size=8)
+    steps = [moment[0].split()[2] for moment in bars(shown)]
+    assert steps == ["0/5", "1/5", "2/5", "3/5", "0/4", "1/4", "2/4", "3/4", "4/4"]
+
+
+def test_the_mean_of_the_loss_is_that_of_the_epoch_so_far(points, monkeypatch):
+    with terminal(monkeypatch) as shown:
+        trainer = train(build_timed(monkeypatch, [], progress="bar"), points, num_epochs=1)
+    losses = list(trainer.history.steps["loss"])
+    assert (
+        frames(shown, r"loss \S+ \(mean \S+\)")[2]
+        == f"loss {losses[2]:#.4g} (mean {sum(losses[:3]) / 3:#.4g})"
+    )
+
+
+def test_there_is_nothing_to_do_for_a_step():
+    per_step = (
+        "on_train_step_start",
+        "on_train_step_end",
+        "on_optimizer_start",
+        "on_update_end",
+        "on_eval_step_end",
+    )
+    assert not any(name in vars(ProgressDisplay) for name in per_step)
 
 
 # Columns

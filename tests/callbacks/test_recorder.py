@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.utils.data import TensorDataset
@@ -217,3 +218,32 @@ def test_the_steps_of_an_epoch_that_an_exception_ended_are_there_once_the_traine
     assert len(trainer.history.epochs) == trainer.progress.epoch == 3
     assert trainer.history["loss"][1] == sum(losses[5:8]) / 3
     assert [epoch for epoch, *_ in metrics(tmp_path).epochs("eval_loss")] == [1, 3]
+
+
+def test_what_git_says_after_the_first_step_is_still_recorded(tmp_path, points, monkeypatch):
+    """This git answers once a step was taken: whoever waits for it before that never hears it."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("a" * 40)
+    program = tmp_path / "git"
+    program.write_text(
+        f"#!/bin/sh\nwhile [ ! -e {tmp_path}/stepped ]; do sleep 0.02; done\nexit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+
+    class Stepped(Callback):
+        def on_update_end(self, trainer: Trainer) -> None:
+            (tmp_path / "stepped").touch()
+
+    train(build_trainer([Stepped()], run_dir=tmp_path / "run"), points)
+    found = manifest(tmp_path / "run")
+    assert (found.git_commit, found.git_dirty, found.state) == ("a" * 40, True, "finished")
+
+
+def test_a_stopped_run_says_why(tmp_path, points):
+    def stop(trainer: Trainer, metrics: Any) -> None:
+        trainer.stop("enough")
+
+    train(build_trainer([stop], run_dir=tmp_path), points)
+    assert (manifest(tmp_path).state, manifest(tmp_path).reason) == ("stopped", "enough")

@@ -186,3 +186,34 @@ def test_a_finite_loss_whose_gradient_is_not_is_traced_to_its_batch(clip_norm, a
             batches, num_epochs=1
         )
     assert_same_model(*nets)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_two_bad_batches_after_one_snapshot_are_both_left_out(accumulate):
+    rewound, clean = build([Rewind()], accumulate=accumulate), build(accumulate=accumulate)
+    rewound.train(poisoned(good_batches(), 4, 5, 9), num_epochs=1)
+    clean.train(good_batches(), num_epochs=1)
+    assert_same_run(rewound, clean)
+
+
+def test_without_spike_a_large_finite_loss_is_trained_on():
+    rewind = Rewind(every_updates=3)
+    trainer = build_steady([rewind])
+    trainer.train(poisoned(good_batches(), 7, value=1e4), num_epochs=1)
+    assert rewind.num_rewinds == 0
+    assert trainer.progress.step == 11
+
+
+def test_no_loss_is_a_spike_before_the_window_is_full():
+    rewind = Rewind(spike=20.0, window=8)
+    build_steady([rewind]).train(poisoned(good_batches(), 7, value=1e4)[:8], num_epochs=1)
+    assert rewind.num_rewinds == 0
+
+
+def test_the_generators_are_where_the_clean_run_leaves_them():
+    states = []
+    for batches, callbacks in ((poisoned(good_batches(), 4), [Rewind()]), (good_batches(), [])):
+        trainer = build(callbacks)
+        trainer.train(batches, num_epochs=1)
+        states.append(trainer.run.generators.state()["torch"])
+    assert torch.equal(*states)

@@ -14,6 +14,7 @@ from loopwright.callbacks import (
     EMA,
     BestCheckpoint,
     Checkpoints,
+    LimitBatches,
     NonFiniteGuard,
     OnlineLoss,
     Rewind,
@@ -168,3 +169,32 @@ def test_data_that_cannot_be_sought_in_is_refused_before_the_first_step():
 def test_two_guards_are_refused():
     with raises("two-guards"):
         build([Rewind(), NonFiniteGuard("skip")]).train(good_batches(), num_epochs=1)
+
+
+def test_the_batch_limit_counts_what_is_left_after_the_bad_one_is_out():
+    limits = [LimitBatches(train=8), LimitBatches(train=7)]
+    rewound, clean = build([limits[0], Rewind()]), build([limits[1]])
+    rewound.train(poisoned(good_batches(), 3), num_epochs=1)
+    clean.train(good_batches(), num_epochs=1)
+    assert_same_run(rewound, clean)
+
+
+@pytest.mark.parametrize("limit", [{"num_updates": 7}, {"num_samples": 26}])
+def test_a_limit_counts_good_steps_only(limit):
+    rewound, clean = build([Rewind()]), build()
+    rewound.train(poisoned(good_batches(), 3, 6), **limit)
+    clean.train(good_batches(), **limit)
+    assert_same_run(rewound, clean)
+
+
+def test_a_run_that_began_without_it_goes_on_with_it(tmp_path):
+    bad, good = poisoned(good_batches(), 6), good_batches()
+    first = build()
+    first.train(bad, num_updates=4)
+    first.save(tmp_path / "saved")
+    second, clean = build([Rewind()]), build()
+    second.load(tmp_path / "saved")
+    second.train(bad, num_updates=6)
+    for num_updates in (4, 6):
+        clean.train(good, num_updates=num_updates)
+    assert_same_run(second, clean)

@@ -133,3 +133,12 @@ def test_a_run_that_has_reached_the_point_is_not_trained_further(points):
 def test_a_fixed_point_is_said_exactly_once(wrong):
     with raises("one-point-to-stop"):
         FixedEarlyStopping(**wrong)
+
+
+def test_nan_does_not_replace_the_best(points):
+    assert epochs_run(points, [0.5, math.nan, 0.4, 0.9])[0] == 3
+
+
+def test_less_than_min_delta_is_no_improvement(points):
+    assert epochs_run(points, [0.5, 0.55, 0.59, 0.9], min_delta=0.1)[0] == 3
+    assert epochs_run(points, [0.5, 0.65, 0.8, 0.95], min_delta=0.1)[0] == 4

@@ -171,6 +171,16 @@ def test_a_run_that_crashed_inside_an_epoch_measures_the_same(
     assert len(resumed.history.names) == 2 + 2 * len(TorchMetrics(build()).names)
 
 
+def test_a_state_of_an_earlier_version_is_not_dropped_without_a_word(points, capsys):
+    callback = TorchMetrics({"acc": accuracy()}, on="train")
+    trainer = build_trainer([callback], progress="lines")
+    trainer.train(points, num_updates=2, batch_size=8)
+    callback.load_state_dict({"acc": {"state": {}, "counts": {"": 2}}})
+    trainer.train(points, num_updates=1, batch_size=8)
+    said = "acc cannot be read: they are measured over the rest of this epoch only."
+    assert capsys.readouterr().out.count(said) == 1
+
+
 class Plain:
     """A metric that is nobody's subclass."""
 

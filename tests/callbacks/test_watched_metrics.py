@@ -70,3 +70,9 @@ def test_a_second_call_without_evaluation_keeps_no_best_model_and_trains(tmp_pat
     train(trainer, points, num_epochs=1)
     trainer.train(points, 1, batch_size=8)
     assert len(trainer.history) == 2
+
+
+def test_averages_of_averages_are_not_among_the_metrics(points):
+    with pytest.raises(ConfigurationError) as caught:
+        train(build_trainer([EMA(name="a"), EMA(name="b"), EarlyStopping("nothing")]), points)
+    assert "it will measure: eval_a_loss, eval_b_loss, eval_loss, loss." in str(caught.value)

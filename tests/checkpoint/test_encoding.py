@@ -208,3 +208,13 @@ def test_a_tree_that_contains_itself_is_refused():
 def test_a_malformed_structure_is_refused(structure):
     with pytest.raises(CheckpointError):
         decode(structure, {"t": torch.zeros(3, dtype=torch.uint8)})
+
+
+def test_the_versions_in_a_state_dict_are_kept():
+    model = torch.nn.BatchNorm1d(2)
+    assert through_json(model.state_dict())._metadata == {"": {"version": 2}}
+
+
+def test_a_dictionary_that_looks_like_a_marker_stays_a_dictionary():
+    tree = {"$tensor": "optimizers/default", "nested": {"$tuple": [1, 2]}}
+    assert through_json(tree) == tree

@@ -226,3 +226,15 @@ def test_json_that_is_not_strict_is_refused(checkpoint, text):
     resign(checkpoint, files={"state.json": text})
     with raises("invalid-json"):
         read_checkpoint(checkpoint)
+
+
+def test_tied_weights_are_stored_once_and_tied_again(checkpoint):
+    model = read_checkpoint(checkpoint).tree["models"]["default"]
+    assert model["head.weight"] is model["embedding.weight"]
+
+
+def test_saving_again_replaces_the_checkpoint_and_leaves_nothing_else(tmp_path):
+    write_numbered(tmp_path / "a", 1)
+    write_numbered(tmp_path / "a", 2)
+    assert read_checkpoint(tmp_path / "a").tree["update"] == 2
+    assert os.listdir(tmp_path) == ["a"]

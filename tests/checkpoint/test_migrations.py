@@ -336,3 +336,15 @@ def test_the_state_of_a_callback_that_is_gone_is_reported(
 
 def test_everything_about_versions_is_read_without_torch() -> None:
     assert not hasattr(module, "torch")
+
+
+def test_every_version_that_was_ever_written_can_be_migrated() -> None:
+    steps = {(part, number) for part, version in VERSIONS.items() for number in range(1, version)}
+    assert set(MIGRATIONS) == steps | {(part, 0) for part in ADDED}
+
+
+def test_the_state_of_a_later_callback_is_refused(tmp_path: Path) -> None:
+    counted(later(3)).save(tmp_path / "later")
+    said = r"The state of callback .Count. in .* has version 3; this program knows versions up to 1"
+    with pytest.raises(VersionError, match=said):
+        counted(Count()).load(tmp_path / "later")

@@ -153,3 +153,12 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
     files = [f"shard-{rank}.safetensors" for rank in range(2)]
     assert read_layouts(tmp_path / "point", files)["models/default/weight"].shape == (5, 3)
+
+
+def test_a_snapshot_of_shards_does_not_change_with_the_original_and_uses_the_same_memory_again():
+    buffers, tensor = SnapshotBuffers(), torch.ones(2, 2)
+    own = TensorShard(tensor, whole((2, 2)), (2, 2), True)
+    first = buffers.take({"a": own})["a"].local
+    tensor.zero_()
+    assert first.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert buffers.take({"a": own})["a"].local.data_ptr() == first.data_ptr()

@@ -164,3 +164,21 @@ def test_leaving_the_program_waits_for_the_write(tmp_path):
 
     assert call_forked(program, tmp_path).code == 0
     assert verify_checkpoint(tmp_path / "last") == []
+
+
+def test_a_failed_write_is_raised_at_the_next_save(tmp_path):
+    store = CheckpointStore(tmp_path / "run", 1)
+    (tmp_path / "run").write_text("a file where the directory should be")
+    store.save("a", {})
+    with raises("checkpoint-not-written"):
+        store.save("b", {})
+
+
+def test_the_versions_in_a_state_dict_are_in_the_snapshot():
+    assert snapshot(torch.nn.BatchNorm1d(1).state_dict())._metadata == {"": {"version": 2}}
+
+
+def test_a_snapshot_of_parameters_needs_no_gradient_and_keeps_none():
+    copied = snapshot({"p": torch.nn.Parameter(torch.ones(2))})
+    assert type(copied["p"]) is torch.Tensor
+    assert not copied["p"].requires_grad

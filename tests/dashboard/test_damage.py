@@ -48,7 +48,7 @@ def strange_manifest(run: Path) -> None:
         "packages": 3,
     }
     (run / "run.json").write_text(
-        json.dumps({**strange, "command": {"a": 1}, "changes": 3, "data": 1})
+        json.dumps({**strange, "command": {"a": 1}, "changes": [{"update": 1}], "data": 1})
     )
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_run_is_listed_and_breaks_nothing(tmp_path: Path, damage: Call
             *answer["problems"],
             *(p for c in answer["checkpoints"] for p in c["problems"]),
         ]
-        assert said or damage in (strange_manifest, strange_tables)
+        assert said or damage is strange_tables
         assert set(answer) == set(served.data("/api/run/sound"))
         paths = (
             "curves?run=bad&run=sound&name=loss",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,3 +89,10 @@ def test_any_name_can_be_asked_for(tmp_path: Path, name: str):
         encoded = quote(name, safe="")
         assert served.data(f"/api/run/{encoded}")["summary"]["id"] == name
         assert served.data(f"/api/curves?run={encoded}&name=lr")["curves"][0]["run"] == name
+
+
+def test_a_run_is_answered_while_all_runs_are_read_for_the_first_time(tmp_path: Path):
+    write_run(tmp_path / "a", media=False)
+    folder = RunsFolder(tmp_path)
+    with folder._lock, ThreadPoolExecutor(1) as pool:  # of a scan that takes long
+        assert pool.submit(folder.entry, "a").result(timeout=30).id == "a"

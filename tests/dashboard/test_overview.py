@@ -110,6 +110,19 @@ def test_the_time_between_a_crash_and_a_resume_is_not_counted(tmp_path: Path):
     assert (summary["seconds"], summary["rate"]) == (1.0, 100.0)
 
 
+def test_runs_of_the_first_edition_are_shown_with_their_epochs_along_the_steps(tmp_path: Path):
+    shutil.copytree(STORED / "accumulating" / "run", tmp_path / "old")
+    with serving(tmp_path) as served:
+        answer = served.data("/api/run/old")
+        curves = served.data("/api/curves?run=old&name=loss&name=eval_loss")["curves"]
+    assert answer["problems"] == []
+    assert answer["sentences"][0] == "Crashed after 2 epochs (7 updates) on cpu."
+    levels = {(curve["name"], curve["level"]): curve["columns"]["x"] for curve in curves}
+    assert levels["loss", "step"] == list(range(1, 15))
+    assert levels["loss", "epoch"] == levels["eval_loss", "epoch"] == [6, 12]
+    assert sorted(path.name for path in (tmp_path / "old").glob("metrics*")) == ["metrics.sqlite"]
+
+
 def test_a_crashed_run_continues_from_a_resume_point_only_where_there_is_one(tmp_path: Path):
     run = write_run(tmp_path / "a", media=False)
     update_manifest(run / "run.json", state="running")

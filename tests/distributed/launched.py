@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from loopwright.runtime.watchdog import watched
 
 
@@ -20,12 +20,12 @@ class UnreadableError(Exception):
 
 
 def multiply(factor: int) -> tuple[int, torch.Tensor]:
-    group = Group.join()
+    group = RankGroup.join()
     return group.rank * factor, torch.tensor(group.gather_objects(group.rank))
 
 
 def fail_on_rank_1() -> None:
-    group = Group.join()
+    group = RankGroup.join()
     with watched(group):
         group.barrier("before it")
         if group.rank == 1:
@@ -38,7 +38,7 @@ def raise_unreadable() -> None:
 
 
 def fail_at_first(folder: Path) -> int:
-    group = Group.join()
+    group = RankGroup.join()
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     (folder / f"{attempt}-{group.rank}").touch()
     with watched(group):

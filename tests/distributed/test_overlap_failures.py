@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from loopwright import StepResult, Trainer
 from loopwright.runtime.ddp import Averaging
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from tests.distributed.overlap import (
     build,
     build_trainer,
@@ -133,7 +133,7 @@ def test_gradients_that_come_after_theirs_were_sent_are_an_error_and_not_lost(
 def build_averaging(rank: int) -> tuple[Averaging, list[nn.Parameter], Callable[[float], Tensor]]:
     """Averaging of three parameters in a bucket each; a loss of them, whose gradients are its
     factor."""
-    group = Group.join()
+    group = RankGroup.join()
     params = [nn.Parameter(torch.zeros(n)) for n in (2, 3, 4)]
     averaging = Averaging(
         None, group.world, max_bytes=1, gather=group.gather_objects, new_group=group.new_host_group
@@ -214,7 +214,7 @@ ORDERS = {
 def take_up_orders(rank: int) -> dict[str, list[float]]:
     """Gradients of three parameters of one size, so that buckets of different parameters would be
     added up."""
-    group, found = Group.join(), {}
+    group, found = RankGroup.join(), {}
     for name, orders in ORDERS.items():
         params = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
         averaging = Averaging(

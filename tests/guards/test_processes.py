@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from loopwright import Trainer
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from loopwright.training import steps
 from tests.distributed.ranks import run_ranks
 
@@ -73,7 +73,7 @@ def by_hand(strategy: str) -> Training:
 
 
 def count(rank: int, strategy: str, options: list[dict[str, Any]]) -> list[Counter[str]]:
-    Group.join()
+    RankGroup.join()
     steps.FLUSH_SECONDS, steps.FLUSH_STEPS = 1e9, 10**9
     builds: list[Callable[[], Training]] = [partial(by_hand, strategy)]
     builds += [partial(ours, strategy, **given) for given in options]

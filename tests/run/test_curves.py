@@ -125,6 +125,47 @@ def test_a_range_is_in_units_of_its_axis_and_both_ends_are_included(path, x):
     assert all(low <= place <= start for place in curve.places)
 
 
+@pytest.fixture(scope="module")
+def accumulating(tmp_path_factory: pytest.TempPathFactory) -> MetricsView:
+    """A run with three steps an update, a log point every 17 steps, and epochs of growing
+    length."""
+    path = tmp_path_factory.mktemp("run") / "metrics.sqlite"
+    store = MetricsStore(path)
+    for first in range(1, 200, 17):
+        steps = range(first, first + 17)
+        store.add_steps(
+            StepRow(-(-step // 3), step, 0, 5 * step, step / 7, {"loss": 1 / step})
+            for step in steps
+        )
+    for epoch, step in enumerate((20, 60), start=1):
+        store.add_epoch(epoch, step // 3, {"eval_loss": 0.5}, step=step)
+    store.close()
+    return MetricsView(path)
+
+
+@given(
+    st.sampled_from(["step", "update", "epoch", "samples", "seconds", "wall"]),
+    *[st.none() | st.floats(-0.1, 1.1) | st.integers(0, 203)] * 2,
+)
+@settings(max_examples=100, deadline=None)
+def test_a_range_has_every_value_whose_place_is_in_it_and_no_other(accumulating, x, low, high):
+    whole = accumulating.curve("loss", x=x)
+    ends = min(whole.places), max(whole.places)
+    first, last = (  # a place, or a part of the way
+        whole.places[end] if isinstance(end, int) else end and ends[0] + end * (ends[1] - ends[0])
+        for end in (low, high)
+    )
+    expected = [
+        (place, value)
+        for place, value in zip(whole.places, whole.mean, strict=True)
+        if (first is None or first <= place) and (last is None or place <= last)
+    ]
+    curve = accumulating.curve("loss", x=x, first=first, last=last)
+    assert list(zip(curve.places, curve.mean, strict=True)) == expected
+    thinned = accumulating.curve("loss", x=x, first=first, last=last, points=5)
+    assert len(expected) <= thinned.total <= len(expected) + 2
+
+
 def test_time_on_the_wall_has_the_pause_of_a_resumed_run(path):
     curve = MetricsView(path).curve("loss", x="wall", first=1199.985, last=1700.035)
     assert [round(place, 2) for place in curve.places] == [

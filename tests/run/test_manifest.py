@@ -10,7 +10,7 @@ import torch
 
 from loopwright._version import __version__
 from loopwright.errors import CheckpointError
-from loopwright.run import RunManifest, update_manifest
+from loopwright.run import Run, RunManifest, update_manifest
 from loopwright.run.manifest import WorkTree
 
 IDENTITY = {
@@ -127,3 +127,34 @@ def test_a_manifest_does_not_wait_for_a_tree_that_is_given(repository, tmp_path,
     assert (manifest.git_commit, manifest.git_dirty) == (tree.commit, None)
     monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_STATUS", 0.0)
     assert tree.is_dirty is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("planned", {"limit": "ten"}),
+        ("planned", {"limit": ["parsec", 3]}),
+        ("planned", {"limit": ["epoch", 3], "update": "many"}),
+        ("progress", {"epoch": "three"}),
+        ("changes", [{"update": 1}]),
+        ("watched", [{}]),
+        ("state", "asleep"),
+    ],
+)
+def test_a_run_with_an_entry_that_was_changed_by_hand_is_read_and_says_which(
+    tmp_path, entry, value
+):
+    RunManifest.collect(name="first").changed(state="finished").write(tmp_path / "run.json")
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(manifest | {entry: value}))
+    run = Run(tmp_path)
+    assert (run.name, run.changes, str(run.progress)) == ("first", [], "-")
+    assert run.as_json()["state"] == ("unreadable" if entry == "state" else "finished")
+    assert [problem.endswith(f"a run writes: {entry}.") for problem in run.problems] == [True]
+
+
+def test_the_limit_of_a_run_that_noted_none_is_that_of_its_config(tmp_path):
+    progress = {"epoch": 1, "update": 5}
+    RunManifest.collect().changed(state="stopped", progress=progress).write(tmp_path / "run.json")
+    (tmp_path / "config.yaml").write_text("trainer: {max_epochs: 4}")
+    assert str(Run(tmp_path).progress) == "1 of 4 epochs, 25%"

@@ -154,3 +154,37 @@ def test_a_reader_at_the_end_of_a_run_leaves_no_log_behind(tmp_path):
     reader.close()
     closing.join()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.sqlite"]
+
+
+def test_a_view_that_is_kept_open_sees_what_is_written_later(tmp_path):
+    path = tmp_path / "metrics.sqlite"
+    with MetricsView(path) as view:
+        assert view.curve("loss").places == []
+        for step in range(1, 6):
+            store = MetricsStore(path)
+            store.add_steps(rows_of([(step, step, "loss", 1.0)]))
+            store.flush()
+            while_written = view.curve("loss").places
+            store.close()
+            assert while_written == view.curve("loss").places == list(range(1, step + 1))
+
+
+def test_a_file_at_rest_that_is_written_while_it_is_read_is_read_again(tmp_path):
+    path = tmp_path / "metrics.sqlite"
+    found = []
+
+    def add(step: int) -> None:
+        store = MetricsStore(path)
+        store.add_steps(rows_of([(step, step, "loss", 1.0)]))
+        store.close()
+
+    def read(file: sqlite3.Connection) -> list[tuple[int]]:
+        rows = file.execute("SELECT step FROM step_values").fetchall()
+        if not found:
+            add(2)
+        found.append(rows)
+        return rows
+
+    add(1)
+    assert MetricsView(path)._read(read) == [(1,), (2,)]
+    assert found[0] == [(1,)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwright.runtime.process_group import SHORT, Group
+from loopwright.runtime.process_group import SHORT, RankGroup
 from tests.distributed.ranks import run_ranks
 from tests.mistakes import raises
 
 
 def share_long_objects(rank: int) -> list[list[int]]:
     """Lengths around the one up to which an object travels with its size; each process's differ."""
-    group = Group.join()
+    group = RankGroup.join()
     lengths = [0, 1, SHORT - 40, SHORT, SHORT + 1, 3 * SHORT]
     shared = [group.gather_objects(bytes([rank]) * (length if rank else 7)) for length in lengths]
     assert all(set(value) <= {number} for values in shared for number, value in enumerate(values))
@@ -26,7 +26,7 @@ def test_objects_of_any_length_are_gathered() -> None:
 
 def gather_lengths(rank: int, dtype: torch.dtype) -> torch.Tensor:
     lengths = [2, 0, 3]
-    return Group.join().gather(torch.full((lengths[rank], 2), rank, dtype=dtype))
+    return RankGroup.join().gather(torch.full((lengths[rank], 2), rank, dtype=dtype))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_gather_takes_every_rank_s_real_rows(dtype: torch.dtype) -> None:
 
 
 def gather_sequences(rank: int) -> torch.Tensor:
-    return Group.join().gather(torch.full((2 - rank, 1 + rank, 2), rank + 1), padding_value=-1)
+    return RankGroup.join().gather(torch.full((2 - rank, 1 + rank, 2), rank + 1), padding_value=-1)
 
 
 def test_gather_fills_other_dimensions_up_to_the_largest() -> None:
@@ -51,7 +51,7 @@ def test_gather_fills_other_dimensions_up_to_the_largest() -> None:
 
 
 def gather_scalars(rank: int) -> torch.Tensor:
-    return Group.join().gather(torch.tensor(rank + 0.5))
+    return RankGroup.join().gather(torch.tensor(rank + 0.5))
 
 
 def test_gather_of_scalars_has_one_for_each_rank() -> None:
@@ -59,7 +59,7 @@ def test_gather_of_scalars_has_one_for_each_rank() -> None:
 
 
 def gather_unlike(rank: int, shapes: list[tuple[int, ...]], dtypes: list[torch.dtype]) -> str:
-    group = Group.join()
+    group = RankGroup.join()
     with raises("gather-mismatch") as raised:
         group.gather(torch.zeros(shapes[rank], dtype=dtypes[rank]))
     group.barrier("after it")  # all ranks raised, so the group still works

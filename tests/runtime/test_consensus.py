@@ -10,12 +10,12 @@ from torch import nn
 from loopwright.runtime.consensus import RequestConsensus
 from loopwright.runtime.ddp import Averaging
 from loopwright.runtime.distributed import DistributedRuntime
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from tests.distributed.ranks import run_ranks
 
 
 def exchange_requests(rank: int, requests: list[list[tuple[int, int]]]) -> list[tuple[int, ...]]:
-    consensus = RequestConsensus(Group.join().host_group, num_requests=2)
+    consensus = RequestConsensus(RankGroup.join().host_group, num_requests=2)
     return [*(consensus.exchange(own) for own in requests[rank]), consensus.finish()]
 
 
@@ -25,7 +25,7 @@ def test_all_ranks_get_the_largest_request_one_update_late() -> None:
 
 
 def finish_twice(rank: int) -> list[tuple[int, ...]]:
-    consensus = RequestConsensus(Group.join().host_group)
+    consensus = RequestConsensus(RankGroup.join().host_group)
     consensus.exchange((rank, 0, 0, 0))
     return [consensus.finish(), consensus.finish()]
 
@@ -36,7 +36,7 @@ def test_after_finish_no_exchange_is_in_flight() -> None:
 
 def exchange_among_others(rank: int) -> tuple[list[int], float]:
     """Consensus, gradients and objects at the same time, as in training."""
-    group = Group.join()
+    group = RankGroup.join()
     consensus = RequestConsensus(group.new_host_group())
     agreed, total = [], 0.0
     for update in range(20):
@@ -76,7 +76,7 @@ def test_request_of_one_rank_is_known_to_all_one_update_later(sends: bool) -> No
 def sum_flags(rank: int, flags: list[float]) -> tuple[float, float]:
     """A flag as a tensor, as on a GPU: summed in a gradient bucket, and in an all-reduce of its
     own."""
-    group = Group.join()
+    group = RankGroup.join()
     consensus = RequestConsensus(group.host_group)
     message = consensus.message(torch.tensor(flags[rank]))
     assert message is not None

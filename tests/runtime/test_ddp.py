@@ -15,7 +15,7 @@ from loopwright.runtime import buckets
 from loopwright.runtime.batch_norm import Part, SyncBatchNorm, convert
 from loopwright.runtime.buckets import fill_buckets
 from loopwright.runtime.ddp import Averaging
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from tests.distributed.ranks import run_ranks
 from tests.distributed.scenarios import assert_same, weights_of
 
@@ -121,7 +121,7 @@ def test_torchs_own_which_needs_cuda_is_replaced_too() -> None:
 
 
 def average(rank: int, flags: tuple[float, float]) -> tuple[list[Tensor | None], list[float]]:
-    group = Group.join()
+    group = RankGroup.join()
     params = [
         nn.Parameter(torch.zeros(2, 3)),
         nn.Parameter(torch.zeros(4)),
@@ -148,7 +148,7 @@ def test_messages_are_added_up_and_change_no_gradient(flags: tuple[float, float]
 
 def average_often(rank: int) -> list[tuple[bool, list[Tensor | None]]]:
     """Several updates of the same parameters, in memory that is kept and in such that is not."""
-    group, rounds = Group.join(), []
+    group, rounds = RankGroup.join(), []
     for limit in (buckets.KEPT_BYTES, 0):
         buckets.KEPT_BYTES = limit
         params = [nn.Parameter(torch.zeros(2, 3).t()), nn.Parameter(torch.zeros(4))]

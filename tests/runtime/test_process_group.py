@@ -6,14 +6,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from tests.distributed.ranks import run_ranks
 
 
 def sum_tables(
     rank: int, tables: list[dict[str, tuple[float, float]]]
 ) -> dict[str, tuple[float, float]]:
-    return Group.join().sum_table(tables[rank])
+    return RankGroup.join().sum_table(tables[rank])
 
 
 def test_a_table_is_summed_by_name_also_where_a_rank_lacks_one() -> None:
@@ -29,7 +29,7 @@ def test_a_table_is_summed_in_the_order_of_ranks() -> None:
 
 
 def share_objects(rank: int) -> tuple[list[Any], Any, int, bool]:
-    group = Group.join()
+    group = RankGroup.join()
     group.barrier("a test")
     return (
         group.gather_objects({"rank": rank}),
@@ -48,8 +48,8 @@ def test_objects_are_gathered_by_rank_and_broadcast_from_one() -> None:
 
 
 def join_twice(rank: int) -> bool:
-    first = Group.join()
-    return Group.join() is first
+    first = RankGroup.join()
+    return RankGroup.join() is first
 
 
 def test_a_process_joins_once() -> None:
@@ -58,7 +58,7 @@ def test_a_process_joins_once() -> None:
 
 def join_initialised(rank: int) -> tuple[int, bool]:
     dist.init_process_group("gloo")
-    group = Group.join()
+    group = RankGroup.join()
     total = sum(group.gather_objects(1))
     group.close()
     return total, dist.is_initialized()

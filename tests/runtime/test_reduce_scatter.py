@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import DistributedRuntime, Trainer
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from loopwright.runtime.reduce_scatter import HostReduceScatter, Message
 from tests.distributed.ranks import run_ranks
 
@@ -21,7 +21,7 @@ from tests.distributed.ranks import run_ranks
 def scatter(rank: int, dtype: torch.dtype, op: str) -> tuple[bool, list[float] | None, bool]:
     """Whether the shard is torch's, the summed message, and whether it is left for a later
     collective."""
-    Group.join()
+    RankGroup.join()
     reduce_op = getattr(dist.ReduceOp, op)
     given = torch.randn(8, generator=torch.Generator().manual_seed(rank)).to(dtype)
     theirs, reduce_scatter = torch.empty(4, dtype=dtype), HostReduceScatter()

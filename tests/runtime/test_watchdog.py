@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from loopwright.runtime import watchdog
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from loopwright.runtime.signals import Signals
 from loopwright.runtime.watchdog import watched
 from tests.distributed.ranks import Ended, run_ranks, start_ranks
@@ -29,7 +29,7 @@ SCRIPTS = Path(__file__).parent.parent / "distributed" / "scripts"
 LIMIT = 120.0
 
 
-def reduce_forever(group: Group, heartbeat: watchdog.Watchdog) -> None:
+def reduce_forever(group: RankGroup, heartbeat: watchdog.Watchdog) -> None:
     while True:
         dist.all_reduce(torch.ones(10))
         heartbeat.beat()
@@ -42,7 +42,7 @@ def wait_forever() -> None:
 
 def fail_on_rank_1(rank: int, how: str, others: str, folder: Path) -> None:
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"error{rank}")
-    group = Group.join()
+    group = RankGroup.join()
     if how == "kill":
         watchdog.GRACE_SECONDS = 1.0  # to wait less here
     with watched(group) as heartbeat:
@@ -98,7 +98,7 @@ def test_torchrun_learns_which_rank_failed_first(tmp_path: Path) -> None:
 
 
 def fail_together(rank: int) -> tuple[str, int]:
-    group = Group.join()
+    group = RankGroup.join()
     caught = ""
     try:
         with watched(group):
@@ -116,7 +116,7 @@ def test_an_error_that_all_ranks_raise_can_be_caught_and_training_goes_on() -> N
 
 def raise_outside(rank: int) -> None:
     """An uncaught error, as Python would report it."""
-    group = Group.join()
+    group = RankGroup.join()
     if rank == 1:
         try:
             raise KeyError("column")
@@ -136,7 +136,7 @@ def test_a_rank_that_raises_before_training_ends_those_that_wait_for_it() -> Non
 
 def get_stuck(rank: int) -> None:
     watchdog.GRACE_SECONDS = 1.0
-    group = Group.join(timeout=8.0)
+    group = RankGroup.join(timeout=8.0)
     with watched(group) as heartbeat:
         for update in range(5):
             if rank == 1 and update == 3:
@@ -159,7 +159,7 @@ def test_a_collective_that_times_out_names_rank_and_place_and_shows_who_is_stuck
 def save_for_long(rank: int) -> int | None:
     """No sign of life of the loop for twice as long as is looked on."""
     watchdog.SILENCE_SECONDS = 2.0
-    group = Group.join()
+    group = RankGroup.join()
     with watched(group) as heartbeat, Signals() as signals:
         heartbeat.beat()
         group.barrier("before it")
@@ -181,7 +181,7 @@ def test_a_signal_does_not_end_a_rank_that_takes_long_to_save() -> None:
 def lose_a_silent_peer(rank: int) -> None:
     """Rank 1 is stopped, as if its host were gone: its connections stay open without an answer."""
     watchdog.SILENCE_SECONDS = 2.0
-    group = Group.join()
+    group = RankGroup.join()
     with watched(group) as heartbeat, Signals():
         group.barrier("before it")
         if rank == 1:
@@ -190,7 +190,7 @@ def lose_a_silent_peer(rank: int) -> None:
         reduce_forever(group, heartbeat)
 
 
-def stop_until_gone(group: Group) -> None:
+def stop_until_gone(group: RankGroup) -> None:
     """Stop this process until rank 0 is gone, then end it."""
     own = os.getpid()
     if os.fork() == 0:
@@ -212,7 +212,7 @@ def test_a_signal_ends_a_rank_that_is_stuck_in_a_collective_with_one_who_is_sile
 
 def train_in_turn(rank: int) -> list[str]:
     """Threads of the watchdog that are left after it."""
-    group = Group.join()
+    group = RankGroup.join()
     for _ in range(2):
         with watched(group) as heartbeat:
             heartbeat.beat()
@@ -225,7 +225,7 @@ def test_a_watchdog_that_ends_well_leaves_no_threads() -> None:
 
 
 def finish_early(rank: int) -> str:
-    group = Group.join()
+    group = RankGroup.join()
     with watched(group):
         if rank == 1:
             threading.Event().wait(1.0)  # the other is gone by now, in good order

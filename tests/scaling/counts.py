@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, DistributedRuntime, Mesh, Trainer
 from loopwright._torch_compat.distributed import full_parameter, sharded_parameters
 from loopwright.runtime.dtensor import local_tensor
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from loopwright.scaling import (
     Cluster,
     Counted,
@@ -132,7 +132,7 @@ def count(
     (`runtime.reduce_scatter`).
     """
     # in this forked process
-    Group.has_gloo = property(lambda _: False)  # type: ignore[assignment,method-assign]
+    RankGroup.has_gloo = property(lambda _: False)  # type: ignore[assignment,method-assign]
     found = {}
     for name, case in cases.items():
         counting = CountUpdate()

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 
 import loopwright
 from loopwright import Schedule, Trainer
@@ -92,6 +100,12 @@ SCHEDULES: dict[str, tuple[Any, Any]] = {
         partial(LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch)),
         lambda base, epoch: base / (1 + epoch),
     ),
+    "chained": (
+        lambda optimizer: ChainedScheduler(
+            [ConstantLR(optimizer, 0.1, 2), ExponentialLR(optimizer, 0.5)]
+        ),
+        lambda base, epoch: base * 0.5**epoch,
+    ),
 }
 
 
@@ -115,6 +129,23 @@ def test_new_options_of_a_schedule_count_at_its_place(tmp_path: Path) -> None:
         tmp_path, 3, scheduler=partial(StepLR, step_size=1, gamma=0.1), changes="accept"
     )
     assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 * 0.1**3)
+
+
+def test_a_plateau_keeps_its_reductions_and_takes_new_options(tmp_path: Path) -> None:
+    def plateau(patience: int) -> Schedule:
+        # the loss falls, so each epoch after the first one is a bad one
+        return Schedule(
+            partial(ReduceLROnPlateau, mode="max", factor=0.5, patience=patience),
+            metric="loss",
+            mode="max",
+        )
+
+    train(tmp_path, 3, scheduler=plateau(0))
+    trainer = train(tmp_path, 5, scheduler=plateau(100), changes="accept")
+    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 / 4)
+    new = partial(torch.optim.Adam, lr=0.1)
+    trainer = train(tmp_path, 6, scheduler=plateau(100), optimizer=new, changes="accept")
+    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.1 / 4)
 
 
 def test_a_schedule_that_is_taken_away_leaves_the_given_learning_rate(tmp_path: Path) -> None:

@@ -141,6 +141,24 @@ def test_dampening_that_is_set_in_the_middle_of_a_run_ends_graphs_and_counts(tra
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_a_tensor_that_becomes_an_option_and_changes_in_place_ends_graphs_and_counts(
+    traced: None,
+) -> None:
+    class Halving(Callback):
+        def on_update_end(self, trainer: Any) -> None:
+            group = optimizer_of(trainer).param_groups[0]
+            if trainer.progress.update == 1:
+                group["lr"] = torch.tensor(group["lr"] / 2)
+            else:
+                group["lr"].mul_(0.5)
+
+    eager, compiled = both(callbacks=lambda: [Halving()])
+    assert compiled.run.compiled is not None
+    assert compiled.run.compiled.reason == "an option of SGD is a tensor"
+    for ours, theirs in zip(compiled.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
 def remove_first(trainer: Any, called: list[int]) -> None:
     removed = optimizer_of(trainer).param_groups[0]["params"].pop(0)
     optimizer_of(trainer).state.pop(removed)

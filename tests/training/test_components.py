@@ -36,3 +36,21 @@ def test_a_loss_with_weights_of_its_own_is_placed_but_not_exported(points, tmp_p
     trainer.train(points)
     trainer.export(tmp_path / "weights.safetensors")
     assert set(load_file(tmp_path / "weights.safetensors")) == {"weight", "bias"}
+
+
+def test_an_optimizer_that_chooses_its_own_rate_trains(points):
+    class OwnRate(torch.optim.Optimizer):
+        """Its rate is None, as that of Adafactor of transformers."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": None})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.sub_(param.grad)
+
+    trainer = Trainer(build_linear(), OwnRate, cross_entropy, progress="silent")
+    trainer.train(points, 1, batch_size=8)
+    assert trainer.progress.update > 0

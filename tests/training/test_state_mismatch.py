@@ -195,6 +195,8 @@ def test_a_model_that_refuses_its_own_state_is_put_back(tmp_path: Path) -> None:
     tree = replaced(
         read_checkpoint(tmp_path / "saved").tree, {"version": 2}, "models", "model", "_extra_state"
     )
+    tree = replaced(tree, "enough", "stop_reason")
+    tree = replaced(tree, 4, "num_pieces")
     write_checkpoint(tmp_path / "wrong", tree)
     trainer = picky(1)
     before = state_of(trainer)

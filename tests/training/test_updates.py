@@ -286,3 +286,15 @@ def test_the_default_step_trains_two_models_that_one_loss_goes_through(points):
     others = [one_sgd(model.parameters()) for model in theirs.values()]
     train_by_hand(whole, others, points, epochs=2, clip_norm=0.1, accumulate=2)
     assert_same_model(nn.ModuleDict(ours), nn.ModuleDict(theirs))
+
+
+def test_a_set_of_optimizers_has_the_same_order_in_every_process() -> None:
+    net = build_net()
+    updates = Updates(
+        {name: OptimizerUpdate(name, one) for name, one in two_sgd(net).items()}, Window()
+    )
+    joint = [updates.find(set(names)) for names in (["vectors", "matrices"], [*updates.by_name])]
+    by_object = updates.find({update.optimizer for update in updates.by_name.values()})
+    assert {update.title for update in (*joint, by_object)} == {
+        "the optimizers 'vectors', 'matrices'"
+    }

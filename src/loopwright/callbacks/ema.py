@@ -106,8 +106,10 @@ class EMA(Callback):
     @contextmanager
     def weights(self, trainer: Trainer, *, decay: float | None = None) -> Iterator[None]:
         """Context with the averages in place of the models' weights, which are restored
-        afterwards; without a decay, those of the first one."""
-        found = [name for name, number in self.decays.items() if decay in (None, number)]
+        afterwards."""
+        if decay is None and len(self.decays) == 1:
+            (decay,) = self.decays.values()
+        found = [name for name, number in self.decays.items() if number == decay]
         if not found:
             raise ConfigurationError(
                 "unknown-decay",

@@ -432,11 +432,11 @@ class AdditionalOutputs(Periodic):
         """Return the single numbers; write the other tensors."""
         own = {} if self._result is None else self._chosen(self._result.outputs)
         each = trainer.runtime.gather_each((self._size, own))
+        each = [(size, found) for size, found in each if size > 0]  # a rank may have no samples
         numbers: dict[str, float] = {}
         latest: dict[str, Tensor] = {}
         for name in dict.fromkeys(name for _, found in each for name in found):
-            # a rank may have no samples
-            parts = [(size, found[name]) for size, found in each if size > 0 and name in found]
+            parts = [(size, found[name]) for size, found in each if name in found]
             values = [value for _, value in parts]
             if all(value.dim() == 0 for value in values):
                 total = sum(size * value.item() for size, value in parts)

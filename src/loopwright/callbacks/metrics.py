@@ -255,6 +255,7 @@ class TorchMetrics(Callback):
         self.on = on
         self._train = deepcopy(self.metrics) if on == "both" else self.metrics
         self._running: list[dict[str, UpdatedMetric]] = []
+        self._has_old_state = False
         ignored: list[str] = []
         if on == "train":
             ignored += ["on_eval_start", "on_eval_step_end", "on_eval_end"]
@@ -274,6 +275,16 @@ class TorchMetrics(Callback):
                 if check is not None:
                     check(name, metric)
             _move(self._train, trainer.runtime.device)
+        if self._has_old_state and trainer.progress.in_epoch:
+            trainer.run.say(
+                f"The checkpoint is of an earlier version, whose states of {', '.join(self.names)} "
+                "cannot be read: they are measured over the rest of this epoch only."
+            )
+        self._has_old_state = False
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Note a state of an earlier version: now the run saves the metrics."""
+        self._has_old_state = bool(state)
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         for metric in self._train.values():

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -193,8 +194,9 @@ class ProgressDisplay(Callback):
         if done is not None:
             elapsed = 0.0
             if evaluation is not None:
+                if trainer.progress.is_exhausted or done == 1.0:
+                    elapsed = monotonic() - evaluation.began
                 done = min(done, 0.99)  # it is not over before its last evaluation
-                elapsed = monotonic() - evaluation.began
             left = self._left.of_run(trainer, elapsed)
             run = Bar("run", f"{done:.0%}", done, _left_text(left))
         return Moment(
@@ -452,9 +454,10 @@ def _column_width(name: str) -> int:
 class TimeLeft:
     """Estimates the time that the `train` call and its epoch still take.
 
-    Training goes on as fast as since the call began in this process, so an earlier process on
-    another machine does not count; compiling and a slow first update do not, either. Evaluations
-    take as much time per second of training as in the epochs so far.
+    Training and evaluations are estimated apart. Training goes on as fast as since the call began
+    in this process, so an earlier process on another machine does not count; compiling and a slow
+    first update do not, either. Evaluations at the end of an epoch take as long as those before,
+    and come once for each epoch that is left; those inside epochs keep their share of the time.
 
     Call `log` at log points, `begin_epoch` and `end_epoch` at the ends of epochs.
     """
@@ -466,10 +469,10 @@ class TimeLeft:
         self._start = (done_of(trainer) or 0.0, progress.seconds)
         self._warm = self._start  # after the first update
         self._last = self._start  # when the fraction was last seen to change
-        self._began = progress.seconds
-        self._eval_began = _evaluated(trainer)
-        # seconds of training and of evaluations up to the end of the last epoch
-        self._ended: tuple[float, float] | None = None
+        self._evaluated = _evaluated(trainer)
+        self._inside = 0.0  # seconds of evaluations inside epochs
+        self._ends: list[float] = []  # seconds of evaluations at the end of each epoch
+        self._ends_left = 0  # epochs that are still to end
         self.begin_epoch(trainer)
 
     def begin_epoch(self, trainer: Trainer) -> None:
@@ -478,21 +481,25 @@ class TimeLeft:
         self._epoch = (progress.epoch_step, progress.sample, progress.seconds)
 
     def log(self, trainer: Trainer) -> None:
-        """Leave out a slow first update.
+        """Note the evaluations since the last call, which were inside the epoch; leave out a slow
+        first update.
 
         A log point after a single update comes of one that took long: workers start in it, kernels
         are chosen, `torch.compile` compiles. Once there are others, it says nothing of the speed.
         """
+        self._inside += self._new_evaluations(trainer)
         done = done_of(trainer) or 0.0
         if trainer.progress.update == self._first_update + 1 and done > self._start[0]:
             self._warm = (done, trainer.progress.seconds)
 
     def end_epoch(self, trainer: Trainer) -> None:
-        """Note how much of the time evaluations take."""
-        self._ended = (
-            trainer.progress.seconds - self._began,
-            _evaluated(trainer) - self._eval_began,
-        )
+        """Note the evaluations since the last log point, which were at the end of the epoch."""
+        self._ends.append(self._new_evaluations(trainer))
+        done = done_of(trainer, with_time=True)
+        if done:
+            ended = trainer.progress.epoch - trainer.progress.call_epoch
+            # the last one may be cut short
+            self._ends_left = ceil(ended * (1 - done) / done - 1e-6)
 
     def samples_per_second(self, trainer: Trainer) -> float | None:
         """Samples per second of training in this epoch, without evaluations."""
@@ -519,18 +526,21 @@ class TimeLeft:
 
         Args:
             trainer: The trainer.
-            elapsed: The seconds of an evaluation under way so far.
+            elapsed: The seconds so far of an evaluation at the end of this epoch.
         """
         left = self._training_left(trainer)
         if left is None:
             return None
-        trained = trainer.progress.seconds - self._began
-        evaluated = _evaluated(trainer) - self._eval_began
-        seconds, eval_seconds = self._ended or (trained, evaluated)
-        share = eval_seconds / seconds if seconds > 0 else 0.0
-        # those of the whole call, without those that are done
-        eval_left = share * (trained + left) - evaluated - elapsed
-        return left + max(eval_left, 0.0)
+        trained = trainer.progress.seconds - self._warm[1]
+        inside = self._inside / trained if trained > 0 else 0.0
+        at_ends = self._ends_left * sum(self._ends) / max(len(self._ends), 1)
+        return left * (1 + inside) + max(at_ends - elapsed, 0.0)
+
+    def _new_evaluations(self, trainer: Trainer) -> float:
+        """Seconds of evaluations since the last call."""
+        before = self._evaluated
+        self._evaluated = _evaluated(trainer)
+        return self._evaluated - before
 
     def _training_left(self, trainer: Trainer) -> float | None:
         seconds = trainer.progress.seconds

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import traceback
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -112,14 +113,19 @@ class RunRecorder(Callback):
             was_finished = None if self._has_started else trainer.run.call.was_finished
             self._metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
         if is_resumed:
-            from ..run.metrics_view import (
-                MetricsView,
-            )  # with SQLite, which a first step does without
+            # with SQLite, which a first step does without
+            from ..run.metrics_view import MetricsView
 
             # items of the resumed step are numbered behind those before the resume point
-            for event in MetricsView(directory.metrics_path).events():
+            view = MetricsView(directory.metrics_path)
+            for event in view.events():
                 if event.kind == "checkpoint" and event.update == at.update:
-                    trainer.run.media.count_on(at.step, event.detail.get("media", {}))
+                    counts = event.detail.get("media")
+                    if counts is None:  # of an earlier version
+                        until = event.wall or 0.0
+                        items = [item for item in view.media() if item.step == at.step]
+                        counts = Counter(i.name for i in items if (i.wall or 0.0) <= until)
+                    trainer.run.media.count_on(at.step, counts)
         if not (self._has_started and self.spans_calls):
             where = f"at epoch {at.epoch + 1}, update {at.update}" if at.step else ""
             detail = {"call": at.call, "process": os.getpid()}
@@ -348,20 +354,35 @@ class RunRecorder(Callback):
         if directory is None:  # it could not be opened
             return
         self._directory = directory
-        if self._metrics is not None:
-            try:
-                self._add_notes(trainer)
-                self._add_end(trainer, state, reason, error)
-                self._metrics.close()
-            except CheckpointError as problem:
-                logger.warning("%s", problem)
-        # last, since `finish_again` leaves a run alone that is finished by its manifest
-        if directory.has_run:
-            names = trainer.history.epochs[-1] if trainer.history.epochs else ()
-            found |= self._directions(trainer, names)
-            self._note(state=state, reason=reason, progress=_counts(trainer), **found)
+        closing = threading.Thread(target=self._close_metrics, args=(trainer, state, reason, error))
+        if state == "interrupted":  # the time may be short: both files are synced at once
+            self._add_notes(trainer)
+            closing.start()
+        else:
+            closing.run()
+        try:
+            # last, since `finish_again` leaves a run alone that is finished by its manifest
+            if directory.has_run:
+                names = trainer.history.epochs[-1] if trainer.history.epochs else ()
+                found |= self._directions(trainer, names)
+                self._note(state=state, reason=reason, progress=_counts(trainer), **found)
+        finally:
+            if closing.is_alive():
+                closing.join()
         if self.own_path is not None:
             directory.unlock()
+
+    def _close_metrics(
+        self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None
+    ) -> None:
+        if self._metrics is None:
+            return
+        try:
+            self._add_notes(trainer)
+            self._add_end(trainer, state, reason, error)
+            self._metrics.close()
+        except CheckpointError as problem:
+            logger.warning("%s", problem)
 
     def _add_end(
         self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None

@@ -20,7 +20,7 @@ from .folder import RunsFolder, Stamp, stamp_of
 
 LEVELS: tuple[Level, ...] = ("step", "epoch")
 MAX_CURVES = 2_000
-MAX_KEPT = 2_000  # texts of curves
+MAX_KEPT = 400  # texts of curves, of about 60 KB each
 DIGITS = 10  # of the numbers of thinned curves; exact values keep all of theirs
 
 

@@ -71,7 +71,7 @@ class RunsFolder:
         self.root = path.parent if self.is_single else path
         self._only = path if self.is_single else None
         self._entries: dict[str, RunEntry] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of a scan
 
     def scan(self) -> dict[str, RunEntry]:
         """All runs by id, sorted by path; only those that changed are read."""
@@ -104,8 +104,7 @@ class RunsFolder:
         Raises:
             Refusal: There is no such run below the folder, or its name leads out of it.
         """
-        with self._lock:
-            known = self._entries.get(run)
+        known = self._entries.get(run)  # without the lock: a first scan of many runs takes seconds
         try:
             path = self.path_of(run)
         except Refusal:

@@ -80,7 +80,7 @@ def step_curve(
     if after is not None:
         first = max(first, after + 1)
     if x in AXES:
-        first, last = _steps_between(file, x, bounds, first, last)
+        first, last = _steps_between(file, key, x, bounds, first, last)
         columns = _read(file, key, first, last, points)
         columns["x"] = _places(file, x, columns)
         # a column of several values lies between the bounds, as far as it can
@@ -106,15 +106,27 @@ def epoch_curve(
     own = {"epoch": "v.epoch", "update": 'v."update"'}
     place = own.get(x, f"c.{x}") if x in AXES else "o.value"
     rows = file.execute(
-        f"SELECT v.epoch, v.value, {place} FROM epoch_values v "
+        f'SELECT v.epoch, v.value, v."update", {place} FROM epoch_values v '
         "LEFT JOIN epoch_clock c ON c.epoch = v.epoch "
         "LEFT JOIN epoch_values o ON o.epoch = v.epoch AND o.name = ? "
         "WHERE v.name = ? AND v.epoch > ? ORDER BY v.epoch",
         (id_of(file, x), id_of(file, name), -(2**62) if after is None else after),
     ).fetchall()
-    epochs, values, places = np.array(rows, float).reshape(-1, 3).T
+    epochs, values, updates, places = np.array(rows, float).reshape(-1, 4).T
+    if x == "step" and np.isnan(places).any():
+        places = np.where(np.isnan(places), _steps_of_updates(file, updates), places)
     columns = _of_values(epochs, values) | {"x": places}
     return _curve(name, "epoch", x, _chosen(columns, _is_within(places, bounds)))
+
+
+def _steps_of_updates(file: File, updates: Array) -> Array:
+    """The last logged steps up to some updates, for epochs of an earlier version, which noted no
+    step; NaN without any."""
+    one_metric = "name = (SELECT name FROM step_values LIMIT 1)"
+    rows = file.execute(f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step')
+    steps, ends = np.array([(np.nan, -np.inf), *rows], float).T
+    found: Array = steps[np.searchsorted(ends, updates, side="right") - 1]
+    return found
 
 
 def _first_and_last_step(file: File, key: object) -> tuple[int, int]:
@@ -301,19 +313,24 @@ def _epoch_ends(file: File) -> Array:
     return np.array([*rows, (last + max(last - before, 1), epoch + 1)], float)
 
 
-def _steps_between(file: File, axis: str, bounds: Bounds, first: int, last: int) -> tuple[int, int]:
-    """The steps from first to last that lie between two places, and up to one more at each end."""
+def _steps_between(
+    file: File, key: object, axis: str, bounds: Bounds, first: int, last: int
+) -> tuple[int, int]:
+    """The steps of a metric from first to last that lie between two places, and up to one more at
+    each end."""
     low, high = bounds
-    start = -inf if low is None else _step_at(file, axis, low, is_last=False)
-    end = inf if high is None else _step_at(file, axis, high, is_last=True)
+    start = -inf if low is None else _step_at(file, key, axis, low, is_last=False)
+    end = inf if high is None else _step_at(file, key, axis, high, is_last=True)
     return floor(min(max(start, first), last + 1)), ceil(max(min(end, last), first - 1))
 
 
-def _step_at(file: File, axis: str, place: float, *, is_last: bool) -> float:
+def _step_at(file: File, key: object, axis: str, place: float, *, is_last: bool) -> float:
     """The step at a place, or between two steps; of several at one place the first, or the last."""
     if axis == "step":
         return place
     if axis == "epoch" and len(ends := _epoch_ends(file)):
+        if is_last and place >= ends[-1, 1]:  # where all later steps are, too
+            return inf
         return float(np.interp(place, ends[:, 1], ends[:, 0], left=-inf, right=inf))
     below, above = ("<=", ">") if is_last else ("<", ">=")
     query = (
@@ -321,10 +338,19 @@ def _step_at(file: File, axis: str, place: float, *, is_last: bool) -> float:
         f'SELECT min(step), "{axis}" FROM clock WHERE "{axis}" {above} ?1'
     )
     (low, start), (high, end) = file.execute(query, (place,)).fetchall()
+    if axis == "update":  # several steps may be of one update, which the values note themselves
+        found, fits = ("max", "<=") if is_last else ("min", ">=")
+        values = "step_values WHERE name = ? AND step BETWEEN ifnull(?, 0) AND ifnull(?, 1 << 62)"
+        query = f'SELECT {found}(step) FROM {values} AND "update" {fits} ?'
+        (step,) = file.execute(query, (key, low, high, place)).fetchone()
+        known = (step, low, -inf) if is_last else (step, high, inf)
+        return float(next(each for each in known if each is not None))
     if low is None and high is None:  # a file without a clock
         return inf if is_last else -inf
     if low is None or high is None:
         return inf if high is None else -inf
+    if axis == "epoch":  # that of the next log point
+        return float(low)
     return float(low + (high - low) * (place - start) / (end - start))
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..errors import CheckpointError, ConfigurationError, MissingExtraError
 from ..metrics.best import Mode, first_best
@@ -26,11 +26,14 @@ from .schema import (
     WITH_PLACE,
     File,
     Level,
+    RestState,
     exact_value,
     id_of,
     metrics_error,
     open_empty,
     open_for_reading,
+    read_consistently,
+    state_at_rest,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
     from .curves import Array, MetricCurve
 
+T = TypeVar("T")
 MOST_LINES = 1000  # of the log, that are given at once
 QUERIED = {  # what users' SQL may ask: views, and tables that are as simple as views
     "metrics": "every value of steps",
@@ -233,7 +237,8 @@ class MetricsView:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._is_kept = False  # in a `with` block
-        self._kept: File | None = None
+        # the file while it is open, whether there was one, and its state
+        self._kept: tuple[File, tuple[bool, RestState | None]] | None = None
 
     def __enter__(self) -> Self:
         self._is_kept = True
@@ -241,9 +246,7 @@ class MetricsView:
 
     def __exit__(self, *error: object) -> None:
         self._is_kept = False
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+        self._close()
 
     # Metrics
 
@@ -282,13 +285,14 @@ class MetricsView:
     def names_of(self, level: Level) -> list[str]:
         """The names of the metrics of steps, or of epochs, sorted."""
         has_values = f"EXISTS (SELECT 1 FROM {level}_values v WHERE v.name = n.id)"
-        with self._reading(by_name=True) as file:
-            rows = file.execute(f"SELECT n.name FROM names n WHERE {has_values}").fetchall()
+        query = f"SELECT n.name FROM names n WHERE {has_values}"
+        rows = self._read(lambda file: file.execute(query).fetchall(), by_name=True)
         return sorted(str(name) for (name,) in rows)
 
     def rows(self, level: Level, name: str | None = None) -> list[tuple[str, Point]]:
         """The values of one metric of steps or epochs with its name, or of all, in order."""
-        with self._reading(by_name=name is None) as file:
+
+        def read(file: File) -> list[tuple[str, Point]]:
             # by one id, or without a join: the names of an old file are those of all its steps
             where, values = ("", ()) if name is None else ("WHERE name = ?", (id_of(file, name),))
             names = {} if name is not None else dict(file.execute("SELECT id, name FROM names"))
@@ -296,11 +300,15 @@ class MetricsView:
                 f'SELECT name, {level}, "update", value, exact FROM {level}_values {where} '
                 f"ORDER BY {level}, name",
                 values,
-            ).fetchall()
-        points = ((key, _point(*row)) for key, *row in found)
-        return [
-            (name or str(names.get(key, key)), point) for key, point in points if point is not None
-        ]
+            )
+            points = ((key, _point(*row)) for key, *row in found)
+            return [
+                (name or str(names.get(key, key)), point)
+                for key, point in points
+                if point is not None
+            ]
+
+        return self._read(read, by_name=name is None)
 
     def steps(self, name: str) -> list[Point]:
         """The values of a metric at every step that was logged."""
@@ -324,24 +332,21 @@ class MetricsView:
             "SELECT n.name, v.value, v.exact FROM names n CROSS JOIN step_values v ON "
             "v.name = n.id AND v.step = (SELECT max(step) FROM step_values WHERE name = n.id)"
         )
-        with self._reading(by_name=True) as file:
-            rows = file.execute(query).fetchall()
+        rows = self._read(lambda file: file.execute(query).fetchall(), by_name=True)
         values = {str(name): exact_value(value, exact) for name, value, exact in rows}
         of_steps = {name: value for name, value in values.items() if value is not None}
         return of_steps | {name: point.value for name, point in self._epochs}
 
     def last_step(self) -> tuple[int, int] | None:
         """The newest (step, update) that was logged, found without reading the others."""
-        with self._reading() as file:
-            row = _last_step(file)
+        row = self._read(_last_step)
         return row if row is not None and all(isinstance(value, int) for value in row) else None
 
     def last_place(self) -> dict[str, Any] | None:
         """The newest row of the clock: step, update, epoch, samples, seconds and wall."""
         columns = ", ".join(f'"{axis}"' for axis in AXES)
-        with self._reading() as file:
-            query = f"SELECT {columns} FROM clock ORDER BY step DESC LIMIT 1"
-            row = file.execute(query).fetchone()
+        query = f"SELECT {columns} FROM clock ORDER BY step DESC LIMIT 1"
+        row = self._read(lambda file: file.execute(query).fetchone())
         return None if row is None else dict(zip(AXES, row, strict=True))
 
     def last_epoch(self) -> Point | None:
@@ -353,13 +358,12 @@ class MetricsView:
         not included."""
         from .curves import read_between
 
-        with self._reading(by_name=True) as file:
-            return read_between(file, level, (first, end))
+        return self._read(lambda file: read_between(file, level, (first, end)), by_name=True)
 
     def columns(self, name: str, level: Level) -> Columns:
         """Every value of a metric, bit for bit, with its place; empty columns where it has none."""
-        with self._reading() as file:
-            rows = file.execute(WITH_PLACE[level], (id_of(file, name),)).fetchall()
+        query = WITH_PLACE[level]
+        rows = self._read(lambda file: file.execute(query, (id_of(file, name),)).fetchall())
         places = {axis: [row[index] for row in rows] for index, axis in enumerate(AXES)}
         return Columns(places | {"value": [exact_value(*row[-2:]) for row in rows]})
 
@@ -389,10 +393,10 @@ class MetricsView:
         """
         from .curves import epoch_curve, step_curve
 
-        with self._reading() as file:
-            if level == "epoch":
-                return epoch_curve(file, name, x or level, (first, last))
-            return step_curve(file, name, x or level, (first, last), points)
+        bounds = (first, last)
+        if level == "epoch":
+            return self._read(lambda file: epoch_curve(file, name, x or level, bounds))
+        return self._read(lambda file: step_curve(file, name, x or level, bounds, points))
 
     @cached_property
     def _epochs(self) -> list[tuple[str, Point]]:
@@ -409,37 +413,31 @@ class MetricsView:
 
     def events(self) -> list[Event]:
         """Everything that happened, in order."""
-        with self._reading() as file:
-            return _read_events(file, 0)
+        return self._read(lambda file: _read_events(file, 0))
 
     def media(self, name: str | None = None) -> list[MediaItem]:
         """Images, histograms, texts and tables, in the order of steps."""
         where, value = ("id > ?", 0) if name is None else ("name = ?", name)
-        with self._reading() as file:
-            return _read_media(file, where, value)
+        return self._read(lambda file: _read_media(file, where, value))
 
     def media_item(self, number: int) -> MediaItem | None:
         """The item with an id."""
-        with self._reading() as file:
-            return next(iter(_read_media(file, "id = ?", number)), None)
+        return next(iter(self._read(lambda file: _read_media(file, "id = ?", number))), None)
 
     def media_names(self) -> dict[str, str]:
         """The names of all media and the kind of each, sorted."""
         query = "SELECT name, kind FROM media GROUP BY name ORDER BY name"
-        with self._reading() as file:
-            return dict(file.execute(query).fetchall())
+        return self._read(lambda file: dict(file.execute(query).fetchall()))
 
     def log_lines(self, last: int = 200) -> list[LogLine]:
         """The last lines of the log, in order."""
-        with self._reading() as file:
-            return _read_log_lines(file, 0, last)
+        return self._read(lambda file: _read_log_lines(file, 0, last))
 
     # What is new
 
     def cursor(self) -> MetricsCursor:
         """How far the file goes."""
-        with self._reading() as file:
-            return _read_cursor(file)
+        return self._read(_read_cursor)
 
     def since(
         self, cursor: MetricsCursor, names: Collection[str], *, x: str = "step", points: int = 1000
@@ -456,7 +454,8 @@ class MetricsView:
 
         everything = (None, None)
         along = x if x in AXES else "epoch"
-        with self._reading() as file:
+
+        def read(file: File) -> Changes:
             now = _read_cursor(file)
             counts = zip(astuple(now), astuple(cursor), strict=True)
             is_reset = now.generation != cursor.generation or any(new < old for new, old in counts)
@@ -476,32 +475,38 @@ class MetricsView:
                 log_lines=_read_log_lines(file, old.log_line, MOST_LINES),
             )
 
+        return self._read(read)
+
     # SQL
 
     def query(self, sql: str) -> Answer:
         """The answer of a SELECT statement over the views that `loopwright query` lists; nothing is
         written."""
-        with closing(self._open_for_query()) as file:
-            try:
-                cursor = file.execute(sql)
-                columns = tuple(column[0] for column in cursor.description or ())
-                return Answer(columns, cursor.fetchall())
-            except (sqlite3.Error, sqlite3.Warning) as error:
-                raise _query_error(file, error) from error
+
+        def read(state: RestState | None) -> Answer:
+            with closing(self._open_for_query(state)) as file:
+                try:
+                    cursor = file.execute(sql)
+                    columns = tuple(column[0] for column in cursor.description or ())
+                    return Answer(columns, cursor.fetchall())
+                except (sqlite3.Error, sqlite3.Warning) as error:
+                    raise _query_error(file, error) from error
+
+        return read_consistently(self.path, read)
 
     def views(self) -> list[tuple[str, list[str], str]]:
         """What a query may ask: the name of a view, its columns, and what it holds."""
-        with closing(self._open_for_query()) as file:
+        with closing(self._open_for_query(state_at_rest(self.path))) as file:
             return _described(file)
 
-    def _open_for_query(self) -> File:
+    def _open_for_query(self, state: RestState | None) -> File:
         """A file with our own views before any of its own, which allows nothing but reading."""
         if not self.path.is_file():
             raise ConfigurationError(
                 "no-metrics", f"The run has not logged any metrics yet: there is no {self.path}."
             )
         try:
-            file = open_for_reading(self.path)
+            file = open_for_reading(self.path, state)
         except sqlite3.Error as error:
             raise metrics_error(self.path, "read", error) from error
         for view, query in VIEWS.items():
@@ -514,30 +519,48 @@ class MetricsView:
 
     # The file
 
-    @contextmanager
-    def _reading(self, *, by_name: bool = False) -> Iterator[File]:
-        """A connection in one transaction; that of an empty file where the run has written nothing.
+    def _read(self, query: Callable[[File], T], *, by_name: bool = False) -> T:
+        """What a query finds in one state of the file; nothing where the run has written nothing.
 
         Args:
+            query: Called with the file, and again where it has changed meanwhile.
             by_name: Whether reading takes time and memory for each name of a metric.
         """
-        try:
-            file = self._kept
-            if file is None:
-                file = open_for_reading(self.path) if self.path.is_file() else open_empty()
-            if self._is_kept:
-                self._kept = file
-            try:
-                file.execute("BEGIN")
+
+        def read(state: RestState | None) -> T:
+            with self._opened(state) as file:
                 if by_name:
                     self._check_names(file)
-                yield file
-            finally:
-                file.rollback()
-                if not self._is_kept:
-                    file.close()
+                return query(file)
+
+        try:
+            return read_consistently(self.path, read)
         except sqlite3.Error as error:
             raise metrics_error(self.path, "read", error) from error
+
+    @contextmanager
+    def _opened(self, state: RestState | None) -> Iterator[File]:
+        """A connection in one transaction; in a `with` block that of before, if it is of the same
+        state."""
+        known = (self.path.is_file(), state)
+        if self._kept is not None and self._kept[1] != known:
+            self._close()
+        if self._kept is None:
+            file = open_for_reading(self.path, state) if known[0] else open_empty()
+            self._kept = file, known
+        file = self._kept[0]
+        try:
+            file.execute("BEGIN")
+            yield file
+        finally:
+            file.rollback()
+            if not self._is_kept:
+                self._close()
+
+    def _close(self) -> None:
+        if self._kept is not None:
+            self._kept[0].close()
+            self._kept = None
 
     def _check_names(self, file: File) -> None:
         names = f"SELECT 1 FROM names LIMIT {MAX_NAMES + 1}"

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from ..checkpoint.inspect import CheckpointInfo, list_checkpoints
@@ -32,12 +33,7 @@ RunState: TypeAlias = Literal[
 STATES: tuple[RunState, ...] = get_args(RunState)
 COUNTS = ("epoch", "step", "update", "sample")
 FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is taken to be alive
-# of entries of the manifest; one of another kind is left out, since anybody may have written it
-KINDS: dict[str, type[Any]] = {
-    **dict.fromkeys(("progress", "planned", "fingerprint", "arguments", "config", "data"), dict),
-    **dict.fromkeys(("metric_modes", "num_parameters", "compiled", "packages", "hardware"), dict),
-    **dict.fromkeys(("changes", "eval_keys", "watched"), list),
-}
+LIMITS = {"max_epochs": "epoch", "max_updates": "update", "max_samples": "sample"}  # of configs
 HIDDEN_ENDINGS = (".code", ".samples", ".num_params", ".num_trainable", ".every", ".metric")
 MAX_VALUE = 200  # characters of a text; longer ones are code or data and not settings
 
@@ -80,6 +76,14 @@ class RunProgress:
         counts = {"epoch": self.epoch, "update": self.update}
         texts = [counted(count, unit) for unit, count in counts.items() if count is not None]
         return ", ".join(texts) or "-"
+
+
+def _limit_of(config: Mapping[str, Any] | None) -> tuple[str, int] | None:
+    """The limit that a config names: a run of an earlier version noted none."""
+    trainer = (config or {}).get("trainer")
+    given = trainer if isinstance(trainer, dict) else {}
+    found = ((unit, given.get(name)) for name, unit in LIMITS.items())
+    return next(((unit, limit) for unit, limit in found if type(limit) is int), None)
 
 
 def _part(done: float | None, total: float | None) -> float | None:
@@ -190,12 +194,8 @@ class Run:
     def state(self) -> RunState:
         """running, finished, stopped, interrupted, failed or unreadable; crashed where the manifest
         says "running" and no process holds the lock."""
-        noted = self.manifest.get("state")
-        if noted in ("finished", "stopped", "interrupted", "failed"):
-            return noted  # type: ignore[no-any-return]
-        if noted != "running":
-            return "unreadable"
-        return "running" if self._is_alive() else "crashed"
+        noted: RunState = self.manifest.get("state", "unreadable")
+        return "crashed" if noted == "running" and not self._is_alive() else noted
 
     @cached_property
     def started(self) -> datetime | None:
@@ -231,7 +231,7 @@ class Run:
             counts = self._seen_counts() or counts
         whole = {name: int(counts[name]) for name in COUNTS if counts.get(name) is not None}
         planned = self.manifest.get("planned", {})
-        limit = planned.get("limit")
+        limit = planned.get("limit") or _limit_of(self.config_file)
         return RunProgress(
             **whole,
             seconds=counts.get("seconds"),
@@ -442,7 +442,14 @@ class Run:
         if not isinstance(content, dict):
             self.problems.append(f"{path} is not a run's manifest.")
             return {}
-        return {key: value for key, value in content.items() if _is_kind(key, value)}
+        entries: dict[str, Any] = {"state": "missing", **content}
+        known = {key: value for key, value in entries.items() if value is not None}
+        odd = [
+            key for key, is_valid in ENTRIES.items() if key in known and not is_valid(known[key])
+        ]
+        if odd:
+            self.problems.append(f"{path} has other values than a run writes: {', '.join(odd)}.")
+        return {key: value for key, value in known.items() if key not in odd}
 
     def _tried(self, read: Callable[[], T], nothing: T) -> T:
         """What is read; where that fails, `nothing`, and `problems` says why."""
@@ -486,8 +493,48 @@ class Run:
         return seen
 
 
-def _is_kind(entry: str, value: object) -> bool:
-    return isinstance(value, KINDS.get(entry, object))
+def _is_dict(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        type(count) in (int, float, NoneType) for count in value.values()
+    )
+
+
+def _is_plan(value: object) -> bool:
+    match value:
+        case {"limit": [str(unit), int() | float()], **counts}:
+            return unit in (*COUNTS, "seconds") and _are_counts(counts)
+    return _are_counts(value)
+
+
+def _are_changes(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_change, value))
+
+
+def _is_change(value: object) -> bool:
+    match value:
+        case {"update": _, "values": dict() as values}:
+            return all(isinstance(pair, list) and len(pair) == 2 for pair in values.values())
+    return False
+
+
+# the entries of the manifest that are looked into, and what they must be: anybody may have written it
+ENTRIES: dict[str, Callable[[object], bool]] = {
+    "state": lambda value: value in STATES and value not in ("crashed", "unreadable"),
+    "progress": _are_counts,
+    "planned": _is_plan,
+    "changes": _are_changes,
+    **dict.fromkeys(("eval_keys", "watched"), _are_texts),
+    **dict.fromkeys(("fingerprint", "arguments", "config", "data", "metric_modes"), _is_dict),
+    **dict.fromkeys(("num_parameters", "compiled", "packages", "hardware"), _is_dict),
+}
 
 
 def as_tags(given: object) -> list[str]:

@@ -4,8 +4,9 @@ opened."""
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from ..checkpoint.layout import LARGEST_TEXT
 from ..errors import CheckpointError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 File: TypeAlias = "sqlite3.Connection"
 Level: TypeAlias = Literal["step", "epoch"]  # of metrics
+RestState: TypeAlias = tuple[int, int, int]
+T = TypeVar("T")
 
 VERSION = 2  # of the file, in `PRAGMA user_version`; the first edition wrote 0
 LEVELS = (1, 2, 3, 4, 5, 6)  # of summaries: a bucket of level L has the values of 8**L steps
@@ -227,15 +230,40 @@ def _migrate(connection: File) -> None:
         connection.execute(f"DROP TABLE old_{table}")
 
 
-def open_for_reading(path: Path) -> File:
-    """Open a file without changing it; the tables of today can be asked whatever its version is."""
+def read_consistently(path: Path, read: Callable[[RestState | None], T]) -> T:
+    """What `read` returns, given the state of a file at rest, for `open_for_reading`, or None.
+
+    Such a file is read without locks. Where a process has begun to write it meanwhile, what was
+    read may be wrong, and it is read again.
+    """
+    while True:
+        state = state_at_rest(path)
+        try:
+            found = read(state)
+        except Exception:
+            if state == state_at_rest(path):
+                raise
+        else:
+            if state is None or state == state_at_rest(path):
+                return found
+
+
+def open_for_reading(path: Path, state: RestState | None = None) -> File:
+    """Open a file without changing it; the tables of today can be asked whatever its version is.
+
+    Args:
+        path: The file.
+        state: That of a file at rest, which is opened as immutable, or SQLite would leave a log
+            behind; see `read_consistently`.
+    """
     import sqlite3
 
+    options = "?mode=ro" if state is None else "?mode=ro&immutable=1"
+    connection = _connect_to(path.absolute().as_uri() + options)
     try:
-        connection = _connect(path, is_at_rest=is_at_rest(path))
-    except sqlite3.DatabaseError:  # a writer may have come since we looked for its log
-        connection = _connect(path, is_at_rest=False)
-    try:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_TEXT)  # a text may have gigabytes
+        connection.execute("PRAGMA trusted_schema=OFF")
+        connection.execute("PRAGMA temp_store=MEMORY")
         _adapt(connection, path)
     except BaseException:
         connection.close()
@@ -250,31 +278,21 @@ def open_empty() -> File:
     return connection
 
 
-def is_at_rest(path: Path) -> bool:
-    """Whether no process writes to a file: there is no log of SQLite beside it, or an empty one
-    that was left over."""
+def state_at_rest(path: Path) -> RestState | None:
+    """What tells a file to which no process writes from a later one; None of any other file.
+
+    At rest there is no log of SQLite beside the file, or an empty one that was left over.
+    """
     try:
-        return path.with_name(path.name + "-wal").stat().st_size == 0
+        found = path.stat()
+    except OSError:
+        return None
+    state = (found.st_ino, found.st_size, found.st_mtime_ns)
+    try:
+        log = path.with_name(path.name + "-wal").stat()
     except FileNotFoundError:
-        return True
-
-
-def _connect(path: Path, *, is_at_rest: bool) -> File:
-    """Open the file for reading; as immutable where no process writes to it, or SQLite would leave
-    a log behind."""
-    import sqlite3
-
-    options = "?mode=ro&immutable=1" if is_at_rest else "?mode=ro"
-    connection = _connect_to(path.absolute().as_uri() + options)
-    try:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_TEXT)  # a text may have gigabytes
-        connection.execute("PRAGMA trusted_schema=OFF")
-        connection.execute("PRAGMA temp_store=MEMORY")
-        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
+        return state
+    return state if log.st_size == 0 else None
 
 
 def _adapt(connection: File, path: Path) -> None:

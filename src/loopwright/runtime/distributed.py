@@ -35,7 +35,7 @@ from .fsdp import (
     parallelize_layers,
     shard_module,
 )
-from .process_group import Group
+from .process_group import RankGroup
 from .reduce_scatter import HostReduceScatter, Message
 from .watchdog import Watchdog, watched
 
@@ -103,7 +103,7 @@ class DistributedRuntime(Runtime):
         check_settings(strategy, precision, sharding.given())
         sharding.check()
         check_bucket_size(strategy, bucket_mb)
-        self.group = Group.join(device or _own_device(), timeout=seconds)
+        self.group = RankGroup.join(device or _own_device(), timeout=seconds)
         super().__init__(
             self.group.device,
             precision,

@@ -100,9 +100,9 @@ class DryRun:
         """Set the environment of rank 0, and start the fake process group."""
         import torch.distributed as dist
 
-        from .process_group import Group
+        from .process_group import RankGroup
 
-        class FakeGroup(Group):
+        class FakeGroup(RankGroup):
             """A group whose other ranks have the values of this one."""
 
             def new_host_group(self) -> dist.ProcessGroup:

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from ..errors import LoopwrightError
 
 if TYPE_CHECKING:
-    from .process_group import Group
+    from .process_group import RankGroup
 
 _SIGNS = ("gloo", "nccl", "connection closed by peer", "connection reset", "broken pipe", "socket")
 _LATER_SECONDS = 10
@@ -59,7 +59,7 @@ class Failure:
     machine: str = ""
 
     @classmethod
-    def of(cls, error: BaseException, group: Group) -> Failure:
+    def of(cls, error: BaseException, group: RankGroup) -> Failure:
         text = "".join(traceback.format_exception(error))
         return cls(group.rank, describe(error), text, time.time(), group.peers[group.rank].machine)
 
@@ -77,7 +77,7 @@ class FailureStore:
     """The records of one watched block in the store that all ranks share: first failure,
     heartbeats, finished ranks."""
 
-    def __init__(self, group: Group, number: int) -> None:
+    def __init__(self, group: RankGroup, number: int) -> None:
         self._store = PrefixStore(f"watched{number}", group.store)
         self._rank = group.rank
 
@@ -128,7 +128,7 @@ def write_error_file(failure: Failure) -> None:
         json.dump({"message": {"message": failure.error, "extraInfo": extra}}, file)
 
 
-def write_follower_file(first: Failure, group: Group, own: Failure | None = None) -> None:
+def write_follower_file(first: Failure, group: RankGroup, own: Failure | None = None) -> None:
     """Write the error file of a process that leaves because of another.
 
     torchrun compares times in seconds and sees an end only at its next poll, so the time is set
@@ -150,7 +150,7 @@ def print_now(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def wait_until_acknowledged(records: FailureStore, group: Group, seconds: float) -> None:
+def wait_until_acknowledged(records: FailureStore, group: RankGroup, seconds: float) -> None:
     """Wait until all other ranks know, so that the traceback comes last and torchrun sees this
     process end first."""
     end = time.monotonic() + seconds
@@ -166,7 +166,7 @@ def wait_until_acknowledged(records: FailureStore, group: Group, seconds: float)
         time.sleep(0.05)
 
 
-def install_hook(group: Group) -> None:
+def install_hook(group: RankGroup) -> None:
     """Record an error that ends the program outside of training; of a rank that follows it, print
     no traceback."""
     if group.world == 1:
@@ -180,7 +180,7 @@ def install_hook(group: Group) -> None:
     sys.excepthook = hook
 
 
-def record_uncaught(error: BaseException, group: Group) -> bool:
+def record_uncaught(error: BaseException, group: RankGroup) -> bool:
     """Record an uncaught error; whether its traceback is to be shown."""
     is_first = _marked(error)
     if is_first is not None:
@@ -217,7 +217,7 @@ def _marked(error: BaseException | None) -> bool | None:
     return None
 
 
-def follow(first: Failure, group: Group, own: Failure | None = None) -> None:
+def follow(first: Failure, group: RankGroup, own: Failure | None = None) -> None:
     """Print that this process leaves because of another, and its own error if that is a different
     one."""
     differs = (

@@ -150,11 +150,11 @@ _TEARDOWN_SECONDS = 30.0
 _FAILED_SECONDS = 3.0
 _STORE_SECONDS = 10.0
 
-_current: Group | None = None
+_current: RankGroup | None = None
 
 
-class Group:
-    """All processes of this training; made by `Group.join`, once per process."""
+class RankGroup:
+    """All processes of this training; made by `RankGroup.join`, once per process."""
 
     def __init__(
         self, device: torch.device, timeout: float, launch: Launch | None, *, is_owner: bool
@@ -180,7 +180,7 @@ class Group:
         *,
         launch: Launch | None = None,
         timeout: float = TIMEOUT,
-    ) -> Group:
+    ) -> RankGroup:
         """Join the other ranks, or return the group this process is in already.
 
         An initialised `torch.distributed` is used as it is, and not shut down by us. `timeout` is
@@ -303,7 +303,7 @@ class Group:
                 dist.destroy_process_group()
 
 
-def current_group() -> Group | None:
+def current_group() -> RankGroup | None:
     """The group this process is in, if any."""
     return None if _current is None or _current.is_closed else _current
 

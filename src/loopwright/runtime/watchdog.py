@@ -54,7 +54,7 @@ from .failure import (
 )
 
 if TYPE_CHECKING:
-    from .process_group import Group
+    from .process_group import RankGroup
 
 
 class SignalPipe:
@@ -106,7 +106,7 @@ SILENCE_SECONDS = 20.0  # without a heartbeat, after which a rank that got SIGTE
 
 
 @contextmanager
-def watched(group: Group) -> Iterator[Watchdog | None]:
+def watched(group: RankGroup) -> Iterator[Watchdog | None]:
     """End the block on all ranks when it fails on one; nothing to watch on a single rank.
 
     Every rank has to enter such blocks equally often.
@@ -136,7 +136,7 @@ class Watchdog:
     """The two threads of a watched block, and the state that they share; the table of states is
     above."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         group.num_watched += 1
         self.place = ""  # where the loop is, for messages; empty for the number of the update
         self._beats = 0

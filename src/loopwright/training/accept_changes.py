@@ -8,8 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 
+from .._torch_compat import INNER_SCHEDULERS
 from .fingerprint import group_key, key_of
 from .restore import Kept, compare_groups
 
@@ -20,6 +36,11 @@ if TYPE_CHECKING:
 SWITCHES = ("amsgrad", "centered", "momentum")  # options that decide what state an optimizer has
 # options that schedulers change, or keep in groups, such as the largest rate
 SCHEDULED = ("lr", "initial_lr", "max_", "min_", "base_")
+# schedulers whose `step(n)` computes the rate from n alone
+CLOSED = (
+    *(StepLR, MultiStepLR, ConstantLR, LinearLR, ExponentialLR, PolynomialLR, CosineAnnealingLR),
+    *(LambdaLR, OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts),
+)
 Group = dict[str, Any]
 
 
@@ -28,7 +49,8 @@ class NewValues:
     set afterwards.
 
     A schedule with a new option, or of a new learning rate, is put where the saved one was by
-    stepping it as often.
+    stepping it as often. ReduceLROnPlateau, whose steps need metrics, keeps its state, and the new
+    rate is reduced as far as the old one was.
     """
 
     def __init__(
@@ -43,6 +65,10 @@ class NewValues:
         self._groups = {
             name: [_options(group) for group in optimizer.param_groups]
             for name, optimizer in optimizers.items()
+        }
+        self._schedule_options = {
+            name: dict(getattr(schedule.scheduler, "__dict__", {}))
+            for name, schedule in schedules.items()
         }
         new_optimizers = {
             name
@@ -76,18 +102,35 @@ class NewValues:
                 )
             self._apply_options(name, optimizer)
             for key in self._replayed(name) if name in self._rescheduled else ():
-                self._replay(key)
+                self._replay(key, is_only=len(self._schedules_of(name)) == 1)
+        for name, options in self._schedule_options.items():
+            for option in options if name not in self.kept.schedules else ():
+                if f"{key_of('scheduler', name)}.{option}" in self.changed:
+                    setattr(run.components.schedules[name].scheduler, option, options[option])
         for name in self._new_schedules:
             run.say(f"Schedule {name!r} is new in this run: it starts from its beginning.")
 
     def _apply_options(self, name: str, optimizer: Optimizer) -> None:
         given = self._groups[name]
+        is_reduced = (
+            name not in self.kept.optimizers
+            and not self._replayed(name)
+            and any(key not in self._new_schedules for key in self._schedules_of(name))
+        )
         for number, (group, new) in enumerate(zip(optimizer.param_groups, given, strict=True)):
             start = group_key(key_of("optimizer", name), number, len(given))
+            if is_reduced:
+                new["lr"] = self._reduced(f"{start}.lr", new["lr"], group["lr"])
             for option, value in new.items():
                 is_scheduled = name in self._rescheduled and option.startswith(SCHEDULED)
                 if is_scheduled or f"{start}.{option}" in self.changed:
                     _set(group, option, value)
+
+    def _reduced(self, key: str, given: Any, saved: Any) -> Any:
+        """Return the program's learning rate, times the factor by which the old one was reduced."""
+        old: Any = self.changed[key].first if key in self.changed else given
+        is_known = isinstance(old, int | float | Tensor) and float(old)
+        return given * (float(saved) / float(old)) if is_known else given
 
     def _needs_other_state(self, prefix: str) -> bool:
         """Whether an optimizer is of another class, or an option of it has been switched on or
@@ -129,11 +172,19 @@ class NewValues:
             and not isinstance(schedules[key].scheduler, ReduceLROnPlateau)
         ]
 
-    def _replay(self, key: str) -> None:
+    def _replay(self, key: str, *, is_only: bool) -> None:
+        scheduler = self.run.components.schedules[key].scheduler
+        saved = self._saved_schedules[key]
+        if isinstance(scheduler, ChainedScheduler):  # only those inside it count
+            saved = saved[INNER_SCHEDULERS][0]
+        times = saved["last_epoch"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of steps without steps of the optimizer
-            for _ in range(self._saved_schedules[key]["last_epoch"]):
-                self.run.components.schedules[key].scheduler.step()
+            if is_only and type(scheduler) in CLOSED:  # millions of steps would take minutes
+                scheduler.step(times)
+                return
+            for _ in range(times):
+                scheduler.step()
 
 
 def _options(group: Group) -> Group:

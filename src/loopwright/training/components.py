@@ -206,7 +206,8 @@ def _check_options(name: str, optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for key, value in group.items():
             is_nan = isinstance(value, float) and isnan(value)
-            if is_nan or (key == "lr" and not 0 <= float(value) < inf):
+            # None is the rate of an optimizer that chooses its own, as Adafactor of transformers
+            if is_nan or (key == "lr" and not 0 <= float(value or 0.0) < inf):
                 raise ConfigurationError(
                     "optimizer-option",
                     f"Optimizer {name!r} has {key}={float(value)}: use a finite number"

@@ -81,11 +81,12 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
     after_epochs = {"loss", *(f"eval_{name}" for name in evaluated)}
     by_callbacks = _measured_by_callbacks(run)
     _check_moments(run, after_epochs, _with_promised(by_callbacks, run))
-    known = _with_promised(after_epochs | by_callbacks, run)
+    measured = after_epochs | by_callbacks
+    known = _with_promised(measured, run)
     missing = _missing(wanted, known, run)
     if missing:
         in_training = _measured_in_training(run)
-        known = _with_promised(known | in_training, run)
+        known = _with_promised(measured | in_training, run)
         missing = [
             name
             for name in _missing(wanted, known, run)
@@ -129,9 +130,11 @@ def _check_moments(run: TrainingRun, after_epochs: set[str], logged: set[str]) -
 
 def _with_promised(known: set[str], run: TrainingRun) -> set[str]:
     """Return the names of all metrics of an epoch, with those that callbacks add."""
-    for callback in sorted(run.callbacks, key=lambda callback: callback.evaluates_again):
-        known = known | callback.metric_names(known)
-    return known
+    for callback in run.callbacks:
+        if not callback.evaluates_again:
+            known = known | callback.metric_names(known)
+    # of none of the others: an average is not averaged again
+    return known.union(*(c.metric_names(known) for c in run.callbacks if c.evaluates_again))
 
 
 def _missing(wanted: Iterable[str], known: set[str], run: TrainingRun) -> list[str]:

@@ -382,13 +382,18 @@ def _undo(run: TrainingRun, callbacks: Iterable[Callback]) -> Callable[[], None]
     owners = metric_owners(run)
     metrics = snapshot(run_states(owners))
     pending = run.files.pending
+    stop_reason = run.stopping.reason
+    num_micro_batches = run.num_micro_batches
 
     def put_back() -> None:
         keeper.restore()
+        run.files.callback_schedulers.forget()
         for load, state in loaders:
             load(state)
         load_run_states(owners, [metrics], is_in_epoch=False, num_processes=1)
         run.files.pending = pending
+        run.stopping.reason = stop_reason
+        run.num_micro_batches = num_micro_batches
 
     return put_back
 

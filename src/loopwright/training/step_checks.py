@@ -91,11 +91,10 @@ class StepWatch:
 
     def _check_first(self, result: StepResult) -> None:
         step = self._names.step
-        is_repeated = any(
-            now - self._calls.get(update, 0) > 1 for update, now in self._calls_of_each().items()
+        counts = [now - self._calls.get(each, 0) for each, now in self._calls_of_each().items()]
+        self._schedules.check(
+            f"`{step}`", num_updates=max(1, *counts), may_move=bool(self._own_steps.num_steps)
         )
-        may_move = is_repeated or bool(self._own_steps.num_steps)
-        self._schedules.check(f"`{step}`", in_step=True, may_move=may_move)
         if self._updates.calls != self._num_calls:
             return
         grads = [grad for update in self._updates.by_name.values() for grad in gradients(update)]
@@ -168,22 +167,17 @@ class SchedulerWatch:
             (schedule, scheduler_position(schedule.scheduler)) for schedule in schedules.values()
         ]
 
-    def check(self, where: str, *, in_step: bool = False, may_move: bool = False) -> None:
+    def check(self, where: str, *, num_updates: int = 0, may_move: bool = False) -> None:
         """Raise if a scheduler moved.
 
-        In a step, schedulers that count updates may have moved by one; with `may_move`, since the
-        user steps the optimizer too, all of them by any number.
+        Schedulers that count updates may have moved by the number of updates of a step; with
+        `may_move`, since the user steps the optimizer too, all of them by any number.
         """
         for schedule, before in self._found:
             now = scheduler_position(schedule.scheduler)
-            is_expected = in_step and (
-                may_move
-                or (
-                    schedule.interval == "update"
-                    and (not isinstance(before, int) or now == before + 1)
-                )
-            )
-            if now != before and not is_expected:
+            counts = num_updates and schedule.interval == "update"
+            is_expected = counts and (not isinstance(before, int) or now <= before + num_updates)
+            if now != before and not (may_move or is_expected):
                 raise stepped_twice(schedule.scheduler, where, schedule.interval)
 
 
@@ -265,7 +259,7 @@ def check_skipped(run: TrainingRun) -> None:
     )
     if not any(update.epoch.stepped for update in updates) and (is_last or scale < 1):
         raise NonFiniteLossError("all-updates-skipped", f"Nothing was trained: {text}. {advice}.")
-    run.say(f"A{text[1:]}.")
+    run.say(f"{text[0].upper()}{text[1:]}.")
 
 
 def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
@@ -277,16 +271,15 @@ def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
         raise ConfigurationError("not-a-loss", f"The loss in `{names.step}` {mistake}.") from None
     error = sys.exception()
     optimizers = list(trainer.optimizers)
-    if error is None or not any(
-        text in str(error) for text in ("a second time", "by an inplace operation")
-    ):
+    is_repeated = "a second time" in str(error)
+    if error is None or not (is_repeated or "by an inplace operation" in str(error)):
         return
     if len(optimizers) > 1:
         error.add_note(
             "If several optimizers share one loss, update them together: `self.update(loss, "
             f"{optimizers})`."
         )
-    else:
+    elif is_repeated:
         error.add_note(
             f"`{names.update}` runs backward itself: remove `loss.backward()` from `{names.step}`."
         )

@@ -246,6 +246,8 @@ class Updates:
         if not isinstance(optimizer, Iterable) or isinstance(optimizer, str):
             return self._find_one(optimizer)
         members = [self._find_one(one) for one in optimizer]
+        if isinstance(optimizer, set | frozenset):  # whose order is another in each process
+            members.sort(key=list(self.by_name.values()).index)
         if len(members) == 1:
             return members[0]
         names = tuple([member.name for member in members])

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from loopwright.runtime.consensus import RequestConsensus
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import RankGroup
 from loopwright.runtime.signals import Signals
 from loopwright.runtime.watchdog import watched
 
@@ -27,7 +27,7 @@ def fail(how: str, note: Path) -> None:
 
 def main() -> None:
     how, note = sys.argv[1], Path(sys.argv[2])
-    group = Group.join()
+    group = RankGroup.join()
     consensus = RequestConsensus(group.host_group)
     gradient = torch.ones(1000)
     # torchrun's SIGTERM is only a flag, as in training

@@ -21,6 +21,7 @@ from ..._torch_compat.compiling import (
 )
 from ..._torch_compat.fast_paths import OptimizerStep
 from ...metrics.result import StepResult
+from ...trees import leaves
 from ..components import check_reached
 from ..supervised import checked_pair
 from .graph import (
@@ -172,7 +173,9 @@ class CompiledCalls:
         limits = (update.clip_norm, update.clip_value)
         settings = (window.divisor, *limits, *[read(group) for group in groups])
         if settings != self._settings:
-            if [self._rule.flags(group) for group in groups] != self._flags:
+            # a tensor may change in place, unnoticed: it is an obstacle
+            has_tensors = any(isinstance(value, Tensor) for value in leaves(settings))
+            if has_tensors or [self._rule.flags(group) for group in groups] != self._flags:
                 self._prepare(update)
             self._settings = settings
             numbers = [window.divisor, *(limit or 0.0 for limit in limits)]
