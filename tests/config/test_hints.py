@@ -1,5 +1,4 @@
-"""Type hints as pydantic takes them: values of YAML become what a hint asks for, and mistakes say
-what that is."""
+"""Type hints: values of YAML become what a hint asks for, and mistakes say what that is."""
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ from loopwright.config.tree import to_node
 
 Bound = TypeVar("Bound", bound=int)
 OneOf = TypeVar("OneOf", int, str)
+LAYER = Place("layer", nn.Module)
 
 
 class Shape(enum.Enum):
@@ -47,6 +47,11 @@ class Net(nn.Module):
         self.settings = settings
 
 
+class Renamed(Net):
+    def __init__(self, settings, width):
+        super().__init__(settings)
+
+
 class Typed(nn.Module):
     """A module whose argument has the hint that a test gives it."""
 
@@ -57,7 +62,7 @@ class Typed(nn.Module):
 
 def read(hint: Any, value: Any) -> Any:
     Typed.__init__.__annotations__["value"] = hint
-    return build({"kind": f"{__name__}.Typed", "value": value}, Place("model", nn.Module)).value
+    return build({"kind": f"{__name__}.Typed", "value": value}, LAYER).value
 
 
 def message(hint: Any, value: Any) -> str:
@@ -89,6 +94,7 @@ def message(hint: Any, value: Any) -> str:
         (frozenset[str], ["a", "a"], frozenset({"a"})),
         (torch.Size, [2, 3], torch.Size([2, 3])),
         (Shape, 2, Shape.SQUARE),
+        (Literal[1, True], 1, 1),
         (Literal[Shape.ROUND], "ROUND", Shape.ROUND),
         (NewType("Width", int), 3, 3),
         (Bound, 3, 3),
@@ -121,6 +127,12 @@ def test_a_value_stays_what_it_is_where_the_hint_allows_and_is_converted_otherwi
             {"a": 1},
             "value is a mapping with the keys a; expected a dtype such as float32.",
         ),
+        (
+            torch.Size,
+            {1: 2},
+            "value is a mapping with the keys 1; expected a list of a whole number.",
+        ),
+        (set[Any], [[1]], "value is a list of 1; expected a list."),
         (torch.device, "gpu", "value is the text 'gpu'; expected a device such as cpu or cuda:0."),
         (torch.device, [1], "value is a list of 1; expected a device such as cpu or cuda:0."),
         (Bound, "x", "value is the text 'x'; expected a whole number."),
@@ -144,7 +156,7 @@ def test_a_mistake_says_what_the_hint_asks_for(hint, value, words):
 
 
 def build_net(**settings: Any) -> Settings:
-    return build({"kind": f"{__name__}.Net", **settings}, Place("model", nn.Module)).settings
+    return build({"kind": f"{__name__}.Net", **settings}, LAYER).settings
 
 
 def test_fields_that_pydantic_can_read_are_left_to_it():
@@ -160,3 +172,10 @@ def test_objects_inside_the_fields_of_a_model_are_built():
     assert build_net(dtype="bfloat16").dtype is torch.bfloat16
     with pytest.raises(ConfigError, match=r"options\.layer\.kind\n    there is no kind Tnah"):
         build_net(options={"rate": 1, "layer": {"kind": "Tnah"}})
+
+
+def test_an_argument_without_a_hint_has_that_of_the_base():
+    net = build({"kind": f"{__name__}.Renamed", "dtype": "float16", "width": 3}, LAYER)
+    assert net.settings.dtype is torch.float16
+    with pytest.raises(ConfigError, match=r"width\n    is missing: .* takes it, a value, and"):
+        build({"kind": f"{__name__}.Renamed", "dtype": "float16"}, LAYER)

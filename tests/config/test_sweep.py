@@ -159,6 +159,7 @@ def test_an_interval_with_steps_is_a_grid_too(project):
         ("{lr: {low: 0, high: 1, log: true}}", "sweep.lr", "above 0"),
         ("{lr: {low: 0, high: 1, step: 0}}", "sweep.lr", "above 0"),
         ("{lr: {low: 0, hgih: 1}}", "sweep.lr.hgih", "did you mean high?"),
+        ("{lr: {kind: loopwright.config.Interval, low: 0, high: 1}}", "sweep.lr.kind", "unknown"),
         ("{lr: {low: a, high: 1}}", "sweep.lr.low", "the text 'a'"),
         ("{lr: {low: 0.0, high: 1.0}}", "sweep", "without a step"),
         ("{lrr: [1, 2]}", "lrr", "did you mean lr?"),

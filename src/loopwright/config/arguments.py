@@ -82,9 +82,8 @@ def arguments_of(target: Any) -> Arguments:
             name = parameter.name
             hint = hints.get(name, EMPTY)
             if name in items:
-                if items[name].hint is EMPTY:
-                    items[name] = replace(items[name], hint=hint)
-            elif parameter.kind is POSITIONAL and not has_kwargs:
+                continue
+            if parameter.kind is POSITIONAL and not has_kwargs:
                 inner = Any if hint is EMPTY else hint
                 items[name] = Argument(list[inner], is_positional=True, is_variadic=True)  # type: ignore[valid-type]
             elif parameter.kind not in (POSITIONAL, KEYWORD):
@@ -94,11 +93,17 @@ def arguments_of(target: Any) -> Arguments:
                     parameter.default,
                     parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
                 )
-        own = own or list(items)
+        if function is functions[0]:
+            own = list(items)
         is_sure &= all(each.kind in (POSITIONAL, KEYWORD) for each in parameters)
         if not has_kwargs:
             is_open = False
             break
+    for name, item in items.items():
+        if item.hint is EMPTY:  # the same argument of a base may have one
+            bases = (hints_of(function).get(name, EMPTY) for function in functions)
+            found = next((hint for hint in bases if hint is not EMPTY), Any)
+            items[name] = replace(item, hint=found)
     if is_class(target) and nn.Module in real_mro(target):
         is_open = False  # `nn.Module` takes nothing although its signature says otherwise
     models = [name for name, item in items.items() if model_in(item.hint) is not None]

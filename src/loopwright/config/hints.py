@@ -101,15 +101,15 @@ def class_of(hint: Any) -> Any:
     return origin if is_class(origin) else None
 
 
-def choices_of(hint: Any) -> dict[Any, Any] | None:
-    """The values of a `Literal` or an enum by their names; None of another hint."""
+def choices_of(hint: Any) -> list[tuple[Any, Any]] | None:
+    """The values of a `Literal` or an enum with their names; None of another hint."""
     if get_origin(hint) is Literal:
         options = get_args(hint)
     elif (found := class_of(hint)) is not None and issubclass(found, enum.Enum):
         options = tuple(found)
     else:
         return None
-    return {getattr(option, "name", option): option for option in options}
+    return [(getattr(option, "name", option), option) for option in options]
 
 
 def schema_of(found: Any) -> Schema:
@@ -166,7 +166,7 @@ def _device(value: Any) -> torch.device:
 
 
 def _size(value: Any) -> torch.Size:
-    return torch.Size([_whole(item) for item in value])
+    return torch.Size([_whole(item) for item in _exactly(list)(value)])
 
 
 def _dtype(value: Any) -> torch.dtype:
@@ -210,7 +210,7 @@ def json_of(hint: Any) -> dict[str, Any]:
     if is_unknown(hint):
         return {}
     if (choices := choices_of(hint)) is not None:
-        return {"enum": list(choices)}
+        return {"enum": [name for name, _ in choices]}
     found = class_of(hint)
     if found in SCALARS:
         return SCALARS[found][1]

@@ -275,7 +275,7 @@ class SchemaWriter:
         return found, required, arguments.is_open if model is None else is_open(model)
 
     def argument(self, item: Argument, words: str) -> Json:
-        body = {} if item.hint is EMPTY else self.hint(item.hint)
+        body = self.hint(item.hint)
         extra: Json = {"description": words} if words else {}
         if item.default is not EMPTY and type(item.default) in (int, float, bool, str, type(None)):
             extra["default"] = item.default

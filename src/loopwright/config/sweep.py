@@ -20,7 +20,7 @@ from ..run.changes import short_keys
 from .compose import Config, Override, escaped, finish, parse_overrides, parse_range, read_root
 from .kinds import Entry, Schema
 from .tree import COMMAND_LINE, ConfigError, Node, Problem, collecting, to_node
-from .validate import Builder, ConfigValidation
+from .validate import ConfigValidation
 from .yaml import plain_text
 
 SWEEP = "sweep"
@@ -41,6 +41,15 @@ OPTIONS = Schema(
         "direction": Entry(Literal["minimize", "maximize"]),
     }
 )
+# no class as a hint: a `kind` could name a subclass, and nothing is imported to read a sweep
+INTERVAL = Schema(
+    {
+        "low": Entry(int | float, True, "the smallest number."),
+        "high": Entry(int | float, True, "the largest number."),
+        "log": Entry(bool),
+        "step": Entry(int | float),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +67,10 @@ class Interval:
     0.1
     """
 
-    low: int | float
-    high: int | float
+    low: float
+    high: float
     log: bool = False
-    step: int | float | None = None
+    step: float | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -160,10 +169,10 @@ def _read_values(node: Node, key: str) -> Sequence[Any] | Interval:
 
 
 def _read_interval(node: Node, key: str) -> Interval:
-    recipe, problems = ConfigValidation(None).check(node, Interval, key)
+    values, problems = ConfigValidation(None).check(node, INTERVAL, key)
     if problems:
         raise ConfigError(problems)
-    found: Interval = Builder({}, key).make(recipe, node, key)
+    found = Interval(**values)
     if not math.isfinite(found.high - found.low) or found.low >= found.high:
         raise node.error(key, f"low is {found.low} and high is {found.high}; expected low < high.")
     if found.log and found.low <= 0:

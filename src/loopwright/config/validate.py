@@ -15,7 +15,6 @@ from torch import nn
 
 from ..text import near_names, nearest
 from .arguments import (
-    EMPTY,
     Argument,
     Arguments,
     arguments_of,
@@ -257,14 +256,14 @@ class ConfigValidation:
 
     def choice(self, node: Node, hint: Any, key: str) -> Any:
         """One of several values; a member of an enum by its name or its value."""
-        choices = choices_of(hint) or {}
+        choices = choices_of(hint) or ()
         value = node.value
-        for name, option in choices.items():
+        for name, option in choices:
             content = getattr(option, "value", option)
             is_content = type(content) is type(value) and content == value
             if is_content or (name is not option and value == name):
                 return option
-        texts = [name for name in choices if isinstance(name, str)]
+        texts = [name for name, _ in choices if isinstance(name, str)]
         near = near_names(value, texts) if isinstance(value, str) else ()
         return self.wrong(node, key, hint, near)
 
@@ -310,7 +309,11 @@ class ConfigValidation:
             return self.wrong(node, key, hint)
         hints = inner if is_fixed else [inner[0]] * len(node.value)
         items = zip(node.children(), hints, strict=True)
-        return kind([self.read(child, part, join_key(key, i)) for (i, child), part in items])
+        values = [self.read(child, part, join_key(key, i)) for (i, child), part in items]
+        try:
+            return kind(values)
+        except TypeError:  # a set of lists or mappings
+            return self.wrong(node, key, hint)
 
     def anything(self, node: Node, key: str, name: str) -> Any:
         """An argument that says nothing of its type: data as it is, and objects of the kinds that
@@ -591,13 +594,12 @@ class ObjectCheck:
 def accepted(item: Argument) -> Any:
     """What an argument accepts: also null where that is its default, whatever its annotation
     says."""
-    hint = Any if item.hint is EMPTY else item.hint
-    plain, place = strip(hint)
+    plain, place = strip(item.hint)
     if plain is Any and place is None:
         # an argument without annotation whose default is a layer takes layers
-        return nn.Module if isinstance(item.default, nn.Module) else hint
+        return nn.Module if isinstance(item.default, nn.Module) else Any
     # a hint may be a string that `|` does not take
-    return Optional[hint] if item.default is None else hint  # noqa: UP045
+    return Optional[item.hint] if item.default is None else item.hint  # noqa: UP045
 
 
 def has_recipe(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from pathlib import Path
@@ -12,10 +13,16 @@ import torch
 from torch import nn
 
 from loopwright.errors import ConfigurationError, Interrupted
-from loopwright.interfaces.adversarial import Pix2pixTrainer, Trainer, read_loss_log
+from loopwright.interfaces.adversarial import (
+    Discriminator,
+    Pix2pixTrainer,
+    Trainer,
+    read_loss_log,
+)
 from loopwright.run import MetricsStore
 
 from ...forked import call_forked
+from ...mistakes import raises
 from ...runs import commit_metrics
 from .runs import assert_same_training, continued, tiny, train
 
@@ -225,6 +232,44 @@ def test_weights_of_the_documents_own_program_are_read(data: Path, tmp_path: Pat
     assert second.loaded_epoch == 12
     assert torch.equal(first.gen.last[0].weight, second.gen.last[0].weight)
     assert second.opt_gen.state_dict()["state"][0]["step"] == 3
+
+
+def test_a_network_and_its_optimizer_are_loaded_both_or_not_at_all(data: Path, tmp_path: Path):
+    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
+    trainer.save_checkpoint()
+    other = Discriminator(3, 4, n_layers=2)
+    before = copy.deepcopy(other.state_dict())
+    first, *rest = other.parameters()
+    groups = torch.optim.Adam([{"params": [first]}, {"params": rest}])
+    with raises("state-mismatch", "nothing was loaded", "parameter groups"):
+        trainer.load_checkpoint("D", other, groups)
+    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
+    trainer.load_checkpoint("D", other, torch.optim.Adam(other.parameters()))
+    assert torch.equal(other.model[0].weight, trainer.disc.model[0].weight)
+
+
+def test_the_optimizer_named_after_a_network_is_loaded_with_it(data: Path, tmp_path: Path):
+    first = Named(tiny(data, tmp_path))
+    first.train_paired(0)
+    first.save_checkpoint()
+    second = Named(continued(tiny(data, tmp_path)))
+    second.load_checkpoint("net", second.net, second.net_optimizer)
+    assert second.net_optimizer.state_dict()["state"][0]["step"] == 3
+
+
+class Named(Trainer):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.net = nn.Conv2d(3, 3, 1)
+        self.net_optimizer = self.build_optimizer(self.net)
+        self.train_loader = self.build_dataloader("train")
+
+    def on_epoch_start(self) -> None: ...
+
+    def train_step(self, x: torch.Tensor, y: torch.Tensor, idx: int) -> None:
+        self.update((self.net(x) - y).square().mean(), self.net_optimizer)
+
+    def on_epoch_end(self) -> None: ...
 
 
 class Counting(Trainer):

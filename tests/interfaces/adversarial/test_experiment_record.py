@@ -78,13 +78,16 @@ class Plain(Trainer):
     def on_epoch_end(self): pass
 
 def run(name):
-    Plain(name).train_paired(0)
-    if name == "failed":
+    trainer = Plain(name)
+    trainer.train_paired(0)
+    if name == "damaged":
+        (trainer.experiment_dir / "run.json").write_text("{")
+    if name in ("failed", "damaged"):
         raise ValueError("between epochs")
     if name == "crashed":
         os._exit(1)
 
-for name in ("finished", "failed", "crashed"):
+for name in ("finished", "failed", "crashed", "damaged"):
     pid = os.fork()
     if pid == 0:
         try:
@@ -100,10 +103,12 @@ for name in ("finished", "failed", "crashed"):
 def test_a_program_that_ends_says_how(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    run_forked(script, tmp_path)
+    said = run_forked(script, tmp_path)
     views = {
         name: RunView(tmp_path / "runs" / f"{name}_v1")
         for name in ("finished", "failed", "crashed")
     }
     assert {name: view.state for name, view in views.items()} == {name: name for name in views}
     assert views["failed"].reason == "ValueError: between epochs"
+    assert "damaged_v1 could not be recorded" in said
+    assert "Traceback" not in said

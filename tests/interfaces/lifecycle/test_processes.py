@@ -269,6 +269,42 @@ def test_a_loss_that_is_no_number_on_one_process_ends_a_plain_backward_on_all() 
     assert run_ranks(stop_on_nan, 2) == [[True], [True]]
 
 
+class AroundLoader:
+    """As a progress bar is."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)
+
+
+class Wrapping(Trainer):
+    """Shows the progress of every epoch."""
+
+    def _run_train_epoch(self, train_dl: Any) -> bool | None:
+        return super()._run_train_epoch(AroundLoader(train_dl))
+
+    def _run_eval_epoch(self, valid_dl: Any, *args: Any) -> None:
+        super()._run_eval_epoch(AroundLoader(valid_dl), *args)
+
+
+def wrap_loaders(rank: int, evaluates: bool) -> str:
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = Wrapping(model, nn.MSELoss(), optimizer, callbacks=())
+    try:
+        trainer.train(build_data(16), 1, build_data(16) if evaluates else None, 4)
+    except ConfigurationError as error:
+        return error.code
+    return str(trainer._core.progress.step)
+
+
+def test_samples_of_a_loader_in_a_loader_are_not_shared_out_twice() -> None:
+    assert run_ranks(wrap_loaders, 2, False) == ["2", "2"]
+    assert run_ranks(wrap_loaders, 2, True) == ["loader-wrapped"] * 2
+
+
 def decorated(rank: int) -> list[Any]:
     Trainer(nn.Linear(1, 1), nn.MSELoss(), None, callbacks=())
     order: list[Any] = [

@@ -78,6 +78,11 @@ class Published(Callback):
         pass
 
 
+class PublishedOnly(Callback):
+    def post_setup(self) -> None:
+        pass
+
+
 class TooFew(Callback):
     def on_train_batch_end(self, trainer: DreamTrainer, batch: Any) -> None: ...
 
@@ -149,6 +154,8 @@ MISTAKES: list[Mistake] = [
     ("a misspelt event", lambda: MyTrainer(Config(callbacks=[Misspelt()])), "", "did you mean on_train_batch_end"),
     ("an event of the published package", lambda: MyTrainer(Config(callbacks=[Published()])), "event-elsewhere",
      "here that event is on_validation_batch_end"),
+    ("an event that is only in the published package", lambda: MyTrainer(Config(callbacks=[PublishedOnly()])),
+     "event-elsewhere", "there is no such event here"),
     ("an event with too few arguments", lambda: MyTrainer(Config(callbacks=[TooFew()])),
      "", "outputs, batch, batch_idx"),
     ("an optimizer neither assigned nor returned",

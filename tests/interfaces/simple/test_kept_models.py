@@ -3,6 +3,7 @@ checkpoints."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,22 @@ def test_loaded_checkpoint_goes_on_as_if_nothing_had_happened(
     assert_same_model(again, model)
     assert_same_optimizer(other, optimizer)
     assert schedule.last_epoch == 4
+
+
+def test_checkpoint_that_a_kill_prevented_is_written_by_the_next_program(
+    points: TensorDataset, tmp_path: Path
+) -> None:
+    trainer = Trainer(*build()[:2], cross_entropy)
+    trainer.train(shuffled(points), 2, in_order(points), str(tmp_path))
+    assert trainer.load_checkpoint(tmp_path / "best_model")["num_epochs"] == 2
+    shutil.rmtree(tmp_path / "checkpoint_epoch_2")  # the kill came after the best model
+    again = Trainer(*build(seed=9)[:2], cross_entropy)
+    again.load_checkpoint(tmp_path / "best_model")
+    again.train(shuffled(points), 1, in_order(points), str(tmp_path))
+    assert {path.name for path in saved_in(tmp_path)} >= {
+        f"checkpoint_epoch_{n}" for n in (1, 2, 3)
+    }
+    assert again.load_checkpoint(tmp_path / "checkpoint_epoch_2")["num_epochs"] == 2
 
 
 def test_optimizer_and_scheduler_stay_out_where_asked(

@@ -7,6 +7,7 @@ import atexit
 import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from ...errors import CheckpointError, ConfigurationError
 from ...metrics.progress import Progress
 from ...run import RunDirectory, RunManifest, update_manifest
 from ...run.metrics_view import MetricsView
+from ...training.restore import compare_groups, compare_model, refuse
 from .config import AdversarialConfig, Saving
 
 if TYPE_CHECKING:
@@ -76,6 +78,14 @@ def choose_directory(config: AdversarialConfig) -> tuple[Path, bool]:
                 ) from None
             config.common.experiment_version += 1
             wanted = directory_of(config)
+
+
+def discard_unused(directory: Path) -> None:
+    """Remove the directory of an experiment that never began: no version is used up by a mistake
+    in the config."""
+    files = [path for path in directory.rglob("*") if not path.is_dir()]
+    if files == [directory / "train1_config.json"]:
+        shutil.rmtree(directory)
 
 
 # Saved states
@@ -135,30 +145,38 @@ def load_network(
 ) -> int:
     """Load a network, and its optimizer if one is given; the epoch they are of.
 
-    Looked for in `epoch{n}_net{kind}`, in a `.pth.tar` of the program that the document describes,
-    and in the complete states, which come first for the "latest" epoch. `names` are further names
-    that the network may have in a complete state.
+    Looked for in `epoch{n}_net{kind}`, in the complete states, which come first for the "latest"
+    epoch, and in a `.pth.tar` of the program that the document describes. `names` are further names
+    that the network may have in a complete state. Either all of it fits, or nothing is changed.
     """
     number = _newest(directory, kind) if epoch == "latest" else int(epoch)
     exported = directory / f"epoch{number}_net{kind}"
     if not exported.exists():
         exported = exported.with_name(f"{exported.name}.pth.tar")
-    is_exported = exported.exists()
     whole = None
-    if epoch == "latest" or not is_exported:
+    if epoch == "latest" or not exported.is_dir():
         whole = read_state(directory, epoch)
     models = {} if whole is None else whole.tree["models"]
     name = next((name for name in (KINDS.get(kind, kind), *names) if name in models), None)
     if whole is not None and name is not None:
+        source = whole.path
         number = epochs_behind(whole)
         weights = models[name]
-        state = whole.tree["optimizers"].get(f"opt_{name}")
-    elif is_exported:
+        # the optimizer that is named after the network, as opt_gen is after gen
+        states = whole.tree["optimizers"]
+        own = [key for key in states if name in key.split("_")]
+        state = states[own[0]] if len(own) == 1 else None
+    elif exported.exists():
+        source = exported
         parts = read_parts(exported)
         weights = parts.models[kind if exported.is_dir() else "model"]
         state = parts.optimizers.get(kind if exported.is_dir() else "optimizer")
     else:
         raise nothing_saved(directory, f"network {kind!r}", epoch)
+    problems = compare_model(network, weights)
+    if optimizer is not None and state is not None:
+        problems += compare_groups(optimizer, state)
+    refuse(str(source), problems)
     network.load_state_dict(weights)
     if optimizer is not None and state is not None:
         load_optimizer(optimizer, state)
@@ -218,12 +236,15 @@ class ExperimentRun(RunDirectory):
     def _finish_at_exit(self) -> None:
         # what ends the program, if anything
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        if error is None:
-            self.finish()
-        elif isinstance(error, KeyboardInterrupt):
-            self.finish("interrupted", "SIGINT")
-        else:
-            self.finish("failed", f"{type(error).__name__}: {error}")
+        try:
+            if error is None:
+                self.finish()
+            elif isinstance(error, KeyboardInterrupt):
+                self.finish("interrupted", "SIGINT")
+            else:
+                self.finish("failed", f"{type(error).__name__}: {error}")
+        except (CheckpointError, OSError) as problem:  # the program has its own error to show
+            logger.warning("The end of %s could not be recorded: %s", self.path, problem)
 
 
 def recorded_progress(directory: RunDirectory) -> Progress | None:

@@ -292,6 +292,7 @@ class LiveView:
         self.image_size = image_size
         self.points: dict[str, list[tuple[float, float]]] = {}
         self._images: list[Tensor] = []
+        self._is_written = True  # the newest there is
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
@@ -337,15 +338,19 @@ class LiveView:
             self._writing.result()
 
     def _write(self) -> None:
-        points = {name: list(line) for name, line in self.points.items()}
+        self._is_written = False
         if self._thread is None:
-            self._write_files(self._images, points)
+            self._write_files()
         else:
             self._check()
-            self._writing = self._thread.submit(self._write_files, self._images, points)
+            self._writing = self._thread.submit(self._write_files)
 
-    def _write_files(self, images: list[Tensor], points: Mapping[str, Any]) -> None:
-        assert self.directory is not None
+    def _write_files(self) -> None:
+        if self._is_written or self.directory is None:
+            return  # written in the place of an older one
+        self._is_written = True
+        images = self._images
+        points = {name: list(line) for name, line in dict(self.points).items()}
         if images:
             picture = torch.cat(images, dim=2)
             scale = max(1, self.image_size // images[0].shape[-1])

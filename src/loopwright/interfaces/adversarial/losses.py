@@ -257,9 +257,8 @@ class LossManager:
                 f"A loss {loss_name!r} is already registered: choose another name.",
             )
         function = loss_fn.to(self.device) if isinstance(loss_fn, nn.Module) else loss_fn
-        self.loss_fns[loss_name] = LMLoss(
-            loss_name, function, loss_weight, schedule, list(tags or ())
-        )
+        names = [tags] if isinstance(tags, str) else list(tags or ())
+        self.loss_fns[loss_name] = LMLoss(loss_name, function, loss_weight, schedule, names)
 
     # Computing
 

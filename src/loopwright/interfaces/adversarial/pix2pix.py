@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import ConfigurationError
 from ...losses import GANLoss, Laplacian, Perceptual, Sobel
 from .config import AdversarialConfig, ConfigSource, LearningRate
+from .experiment import discard_unused
 from .losses import EpochSchedule, LMLoss, ScheduledRate, TorchScheduler
 from .trainer import Trainer
 
@@ -329,18 +330,23 @@ class Pix2pixTrainer(Trainer):
     ) -> None:
         super().__init__(config, quicksetup=True, log_losses=log_losses, callbacks=callbacks)
         self._perceptual = [perceptual]  # in a list: it is no network of this trainer's
-        self._init_lr_scheduling()
-        self._init_generator()
-        self._init_discriminator()
-        self._complete_networks()
-        self._init_dataloaders()
-        self._core.adopt()
-        self._init_gradscalers()
-        self._core.use_scaler(self.opt_gen, self.g_scaler)
-        self._core.use_scaler(self.opt_disc, self.d_scaler)
-        self._init_losses(loss_subspec)
-        if self.is_continuing:
-            self._init_from_checkpoint()
+        try:
+            self._init_lr_scheduling()
+            self._init_generator()
+            self._init_discriminator()
+            self._complete_networks()
+            self._init_dataloaders()
+            self._core.adopt()
+            self._init_gradscalers()
+            self._core.use_scaler(self.opt_gen, self.g_scaler)
+            self._core.use_scaler(self.opt_disc, self.d_scaler)
+            self._init_losses(loss_subspec)
+            if self.is_continuing:
+                self._init_from_checkpoint()
+        except BaseException:
+            if self._core.runtime.is_main:
+                discard_unused(self.experiment_dir)
+            raise
 
     # Setting up
 

@@ -329,9 +329,14 @@ class EarlyStoppingCallback(MetricWatcher):
         """How many epochs in a row have not improved the metric."""
         return self.watched.so_far.num_bad
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the patience is used up, which ends the run."""
+        return self.early_stopping_patience_counter >= self.early_stopping_patience
+
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         self.improves(trainer)
-        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+        if self.is_over:
             value = float(trainer.run_history.get_latest_metric(self.watch_metric))
             raise StopTrainingError(f"Stopping training: {self.watched.standstill(value)}")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from ..._torch_compat import version_of
 from ...callback import Hook
@@ -44,7 +45,7 @@ from ...training.restore import load_parts, own_rng, return_to
 from ...training.state import capture, write_together
 from ...training.train_call import emit_exception, finish
 from .._shared import InterfaceCore, InterfaceNames, other_optimizers, tracked
-from .callbacks import RecordRunCallback, TerminateOnNaNCallback
+from .callbacks import EarlyStoppingCallback, RecordRunCallback, TerminateOnNaNCallback
 from .steps import Gathering, PreparedLoader, StageGradients
 from .tracking import TrackerCallback, num_recorded, only_numbers, values_since
 
@@ -151,6 +152,7 @@ class LifecycleCore(InterfaceCore):
         # a resumed run
         self.resumed_event: tuple[str, list[str]] | None = None
         self.waiting_state: Any = None  # for callbacks that have not started yet
+        self.was_out_of_patience = False
         # how many values each metric of the history has of earlier epochs, and trackers have
         self.num_logged: dict[str, int] = {}
         self._num_sent: dict[str, int] = {}
@@ -308,6 +310,22 @@ class LifecycleCore(InterfaceCore):
                 return known
         self._loaders.append(PreparedLoader(self, loader, is_training))
         return self._loaders[-1]
+
+    def passed(self, loader: Any, *, is_training: bool) -> Any:
+        """The loader of an epoch, prepared; on several processes, anything around a loader is
+        refused, whose samples would be shared out twice."""
+        num_known = len(self._loaders)
+        prepared = self.prepared(loader, is_training=is_training)
+        is_new = len(self._loaders) > num_known
+        if is_new and self.runtime.world > 1 and not isinstance(loader, DataLoader):
+            raise ConfigurationError(
+                "loader-wrapped",
+                f"An epoch was given a {type(loader).__name__}, which on several processes cannot "
+                "stand for the loader: its batches may be this process's share already. Pass on "
+                "the loader that your method was given, or a DataLoader. LimitBatchesCallback and "
+                "LimitEvalStepsCallback take fewer batches.",
+            )
+        return prepared
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         """Batch sizes are those of each process, as the document has them."""
@@ -467,6 +485,14 @@ class LifecycleCore(InterfaceCore):
         raise interruption(signals.exit_code, line)
 
     @property
+    def is_out_of_patience(self) -> bool:
+        """Whether early stopping has ended the run; with more patience it goes on when resumed."""
+        stopping = (
+            c for c in self.interface.callback_handler if isinstance(c, EarlyStoppingCallback)
+        )
+        return any(callback.is_over for callback in stopping)
+
+    @property
     def _defers_signals(self) -> bool:
         """Whether an evaluation is under way that a resumed run would not repeat; signals wait for
         its end."""
@@ -486,7 +512,7 @@ class LifecycleCore(InterfaceCore):
         data = self.run.data
         before = self.eval_metric, data.eval_stream
         self.eval_metric = metric
-        data.eval_stream = self.prepared(loader, is_training=False).stream()
+        data.eval_stream = self.passed(loader, is_training=False).stream()
         try:
             evaluate(self.run, data.eval_stream)
         finally:
@@ -604,6 +630,7 @@ class LifecycleCore(InterfaceCore):
             "history": self.interface.run_history.state_dict(),
             "callbacks": {name: state_of(callback) for name, callback in handler.named().items()},
             "counts": self.num_logged,
+            "was_ended_by_callback": self.is_out_of_patience,
             "extra": dict(extra or {}),
         }
         state = {**capture(self.run), OWN: own}
@@ -621,8 +648,12 @@ class LifecycleCore(InterfaceCore):
         saved = {part: state for part, state in tree.items() if part != OWN}
         return_to(self.run, saved, str(directory))
         self.stage = tree[OWN]["stage"]
-        counts = tree[OWN].get("counts")  # an earlier version had none, or only of recorded runs
-        self.num_logged = num_recorded(self.interface.run_history) if counts is None else counts
+        self.was_out_of_patience = tree[OWN].get("was_ended_by_callback", False)
+        history = self.interface.run_history
+        ended = history.current_epoch - 1
+        # an earlier version had none, or only of recorded runs: an epoch has one value of a metric
+        counts = {name: min(count, ended) for name, count in num_recorded(history).items()}
+        self.num_logged = tree[OWN].get("counts") or counts
         self.waiting_state = tree
 
     def load_callbacks(self) -> None:

@@ -413,17 +413,28 @@ class CallbackHandler:
 
 
 def _hook(callback: TrainerCallback, event: str) -> Hook:
-    """The method of an event, given the arguments that it takes."""
+    """The method of an event, given the arguments that it takes; one with names of its own for the
+    batch and the output gets them by position."""
     method: Hook = getattr(callback, event)
     label = f"{type(callback).__name__}.{event}"
     names = ARGUMENTS.get(event, ())
     parameters = inspect.signature(method).parameters
-    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     taken = names if takes_all else tuple(name for name in names if name in parameters)
+    arguments = ["trainer", *(f"{name}=" for name in taken)]
+    needed = [one for one in parameters.values() if one.default is one.empty]
+    is_by_position = (
+        "batch" in names and len(needed) - takes_all > 1 and not {*names} & {*parameters}
+    )
+    if is_by_position:
+        arguments = ["trainer", "batch", "batch_output"]
     if event in EVENTS:
         wanted = ", ".join(["self", "trainer", *names[:2], "**kwargs"])
-        arguments = ["trainer", *(f"{name}=" for name in taken)]
         check_arguments(method, arguments, label, f" Write `def {event}({wanted})`.")
+    if is_by_position:
+        return named_hook(
+            lambda trainer, batch, batch_output, **_: method(trainer, batch, batch_output), label
+        )
     if taken is names:
         return named_hook(method, label)
 

@@ -650,12 +650,15 @@ class Trainer(LoggingTrainer):
         is_over = False
         with core.handling_signals():
             try:
+                if core.was_out_of_patience and not core.is_out_of_patience:
+                    core.run.train_on()
                 reason = core.run.stopping.reason
                 if reason is not None:
                     raise StopTrainingError(
                         f"Nothing to train: the resumed run was stopped ({reason}). To train on, "
-                        "pass an earlier training state to `resume_from`, or load this one with "
-                        "`load_training_state` and train a new run."
+                        "raise early_stopping_patience if that ended it, pass an earlier training "
+                        "state to `resume_from`, or load this one with `load_training_state` and "
+                        "train a new run."
                     )
                 if core.resumed_event is not None:
                     self.callback_handler.finish_event(*core.resumed_event, self)
@@ -696,7 +699,7 @@ class Trainer(LoggingTrainer):
         """Run a training epoch and record `train_loss_epoch`. Returns whether `max_num_train_steps`
         is reached."""
         core = self._core
-        train_dl = core.prepared(train_dl, is_training=True)
+        train_dl = core.passed(train_dl, is_training=True)
         if core.begin_epoch():
             self._loss_tracker.reset()
             self._run_stage("train_epoch_start")

@@ -108,6 +108,11 @@ NAMES = InterfaceNames(
             "validation_step": "validation_batch",
         }.items()
         for when, edge in (("pre", "start"), ("post", "end"))
+    }
+    | {
+        f"{when}_{phase}": "there is no such event here"
+        for phase in ("configure", "configure_models", "launch", "optimizer_zero_grad", "setup")
+        for when in ("pre", "post")
     },
 )
 

@@ -164,6 +164,16 @@ class EpochEnds:
             for name, value in state["best"].items():
                 self.trainer._best.setdefault((self.save_dir.absolute(), name), value)
 
+    def catch_up(self) -> None:
+        """Write the regular checkpoint of the last epoch that was loaded, if a kill came between
+        the best model and it."""
+        is_kept = self.save_dir is not None and (self.save_dir / "best_model").is_dir()
+        if self.save_dir is None or not (is_kept and self.earlier) or self.core.progress.in_epoch:
+            return
+        epoch = len(self.earlier) - 1
+        if not self._regular(self.save_dir, epoch).exists():
+            self._save(self.save_dir, epoch, self.earlier[-1])
+
     def save_now(self) -> str | None:
         """Save inside an epoch, since a signal requested it; return the path, or None without
         `save_dir`."""
@@ -201,8 +211,10 @@ class EpochEnds:
                 self.core.run.note("best", f"{name} {value:.6g}", metric=name, value=value)
                 self.trainer._save_checkpoint(str(save_dir / "best_model"), epoch, value)
         if (epoch + 1) % self.save_freq == 0:
-            path = save_dir / f"checkpoint_epoch_{epoch + 1}"
-            self.trainer._save_checkpoint(str(path), epoch, value)
+            self.trainer._save_checkpoint(str(self._regular(save_dir, epoch)), epoch, value)
+
+    def _regular(self, save_dir: Path, epoch: int) -> Path:
+        return save_dir / f"checkpoint_epoch_{epoch + 1}"
 
     def metric_in(self, metrics: dict[str, float]) -> str:
         """The metric to compare: the given one, or the training loss where the default was not

@@ -277,6 +277,7 @@ class Trainer(LoggingTrainer):
         self._ends = ends
         self._loaded = None
         self._core.record_in(save_dir)
+        ends.catch_up()
         if ends.has_stopped:
             self._core.run.say(
                 "Nothing to train: the loaded run was ended by early stopping; raise its patience "
