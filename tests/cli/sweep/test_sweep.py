@@ -21,6 +21,7 @@ from loopwright.config import Sweep, ValueRange, load_config
 from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.run.reading import RunView
 from tests.cli.sweep.projects import write_project
+from tests.mistakes import raises
 from tests.waiting import wait_for
 
 HOLD = "+trainer.callbacks.1.kind=cli_project.Hold"
@@ -218,6 +219,14 @@ def test_what_a_killed_sweep_left_unfinished_comes_first_with_the_same_values(tm
     assert new.name == "trial-0002"
     assert again.next() is None
     assert [found.name for found in again.tasks_before()] == [done.name]
+
+
+def test_optuna_does_not_mix_sweeps_over_other_values(tmp_path):
+    search = Optuna(SPACE, tmp_path, "min", num=3, prunes=True)
+    search.done(finished(search.next(), 1.0))
+    other = Sweep({**SPACE.space, "b": ["x", "y", "z"]}, method="optuna")
+    with raises("other-space"):
+        Optuna(other, tmp_path, "min", num=3, prunes=True).tasks_before()
 
 
 def test_list_shows_the_runs_and_trains_none(project, capsys):

@@ -459,7 +459,14 @@ class Optuna(Search):
 
     def _task(self, trial: Any) -> Task:
         name = f"trial-{trial.number:04d}"
-        chosen = {key: _suggest(trial, key, values) for key, values in self._space.items()}
+        try:
+            chosen = {key: _suggest(trial, key, values) for key, values in self._space.items()}
+        except ValueError as error:  # raised by Optuna for a value of an earlier call
+            raise ConfigurationError(
+                "other-space",
+                f"{self._folder} contains a sweep over other values: name another folder with "
+                "--output, or take the values of that sweep.",
+            ) from error
         return Task(name, chosen, self._folder / name, trial)
 
 
