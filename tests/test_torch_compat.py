@@ -23,6 +23,7 @@ FILES = sorted(
 FOREIGN = ("torch", "torchmetrics")
 ELSEWHERE = {  # private only in spelling, or of packages other than torch
     "_fields",  # a named tuple's, documented
+    "_asdict",  # a named tuple's, documented
     "_exit",  # os._exit, documented
     "_current_frames",  # sys._current_frames, documented
     "_getframe",  # sys._getframe, documented
@@ -147,7 +148,7 @@ def test_no_file_but_the_compatibility_module_uses_a_private_name_of_torch(path:
         "import torch\ntorch._foreach_add_([], 1)",
         "from torch import nn\nnn.modules.batchnorm._BatchNorm",
         "optimizer._opt_called = True",
-        "getattr(scheduler, '_last_lr', None)",
+        "getattr(optimizer, '_opt_called', None)",
         "loader._index_sampler",
         "metric._defaults",
     ],

@@ -107,7 +107,7 @@ def test_a_call_makes_few_calls_besides_its_steps(tmp_path: Path):
     number = calls_of(lambda: trainer.train(data, num_updates=1, batch_size=BATCH))
     # 62 of them exchange the random generators of the program and the run, 30 watch over waits for
     # data and workers
-    assert number <= 3240, number
+    assert number <= 3260, number
 
 
 def test_rows_that_another_process_added_between_two_calls_are_removed(tmp_path: Path):

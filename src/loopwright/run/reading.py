@@ -236,7 +236,7 @@ class Run:
             **whole,
             seconds=counts.get("seconds"),
             limit=None if limit is None else (limit[0], limit[1]),
-            planned=planned,
+            planned={name: end for name, end in planned.items() if name != "limit"},
         )
 
     @property

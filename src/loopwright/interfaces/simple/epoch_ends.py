@@ -13,7 +13,7 @@ from ...callback import named_hook
 from ...callbacks.interval import metric_of
 from ...callbacks.stopping import EarlyStopping
 from ...checkpoint.manifest import check_inside
-from ...errors import ConfigurationError, check_arguments, check_number
+from ...errors import CheckpointError, ConfigurationError, check_arguments, check_number
 from ...metrics.best import Mode, WatchedMetric, is_better, settle_all
 from ...text import nearest
 from ...training.first_batch import measured_on
@@ -154,6 +154,13 @@ class EpochEnds:
         return {"rows": [*self.earlier, *self.rows], "stopping": saved, "best": best}
 
     def _go_on(self, state: Mapping[str, Any]) -> None:
+        for name in ("rows", "stopping", "best"):
+            if name not in state:
+                raise CheckpointError(
+                    "malformed-state",
+                    f"The part 'simple' of the saved state has no field {name!r}: it is damaged or "
+                    "was changed. Resume from an earlier checkpoint.",
+                )
         self.earlier = [dict(row) for row in state["rows"]]
         stopping = state["stopping"]
         if self.patience is not None and stopping is not None:
