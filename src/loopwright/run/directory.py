@@ -253,8 +253,8 @@ class RunDirectory:
 
     def _refuse_others(self, files: tuple[str, ...]) -> None:
         """Raise where other files have names that a run would overwrite."""
-        found = [name for name in files if (self.path / name).exists()]
-        is_run = any((self.path / name).exists() for name in (LOCK, MANIFEST))
+        found = [name for name in (MANIFEST, LOCK, *files) if (self.path / name).exists()]
+        is_run = any((self.path / name).is_file() for name in (LOCK, MANIFEST))
         if found and not is_run:
             raise ConfigurationError(
                 "run-dir-taken",
