@@ -200,4 +200,4 @@ def test_what_is_left_includes_the_evaluations_to_come(points, capsys, monkeypat
     train(build_timed(monkeypatch, [ProgressLine()], progress="lines"), points, 4)
     lines = [line for line in capsys.readouterr().out.splitlines() if "to go" in line]
     # 10 s of training, and 3 evaluations of 50 s
-    assert "1 updates/s  50.0% done, 0:02:41 to go" in lines[1]
+    assert "1 updates/s  50.0% done, 0:02:40 to go" in lines[1]
