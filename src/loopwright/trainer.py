@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from .run.manifest import RunFacts
     from .runtime import Mesh
     from .runtime.base import DeviceFeed
-    from .training.step_checks import StepWatch
     from .tuning import Tuning
 
 
@@ -718,7 +717,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
         return users_trainer(self)._restore_own_state(saved, source)
 
-    def _watch_steps(self) -> StepWatch | None:
+    def _watch_steps(self) -> Any:
         if self._has_default_step:
             return None
         from .training.step_checks import StepWatch

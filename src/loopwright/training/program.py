@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ..runtime.base import DeviceFeed
     from .components import Components
     from .run import TrainingRun
-    from .step_checks import StepWatch
 
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -245,8 +244,9 @@ class Program(Protocol):
 
     # What it checks
 
-    def _watch_steps(self) -> StepWatch | None:
-        """Return the context that checks the steps of an epoch; None for the default steps."""
+    def _watch_steps(self) -> Any:
+        """Return the context that checks the steps of an epoch, with the methods of `StepWatch`; None
+        for the default steps."""
 
     def _check_trained(self) -> None:
         """Check after the first epoch that every optimizer has trained something."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ..run import RunDirectory
     from ..run.changes import Change
     from ..run.manifest import RunFacts
-    from .compiled import CompiledStep
     from .program import MessageNames, Program
 
 
@@ -146,7 +145,7 @@ class TrainingRun:
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
-        self.compiled: CompiledStep | None = None  # with `compile="step"`
+        self.compiled: Any = None  # with `compile="step"`: a `compiled.CompiledStep`
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
         self.skips_nonfinite = False
         # Listeners and output
@@ -156,9 +155,7 @@ class TrainingRun:
         # lines and events that no recorder has taken yet
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
 
-    def fresh(
-        self, runtime: Runtime | None = None, compiled: CompiledStep | None = None
-    ) -> TrainingRun:
+    def fresh(self, runtime: Runtime | None = None, compiled: Any = None) -> TrainingRun:
         """Return a new run of the same program, without directory, schedules and output, for an
         experiment."""
         runtime = runtime or self.runtime

@@ -22,7 +22,7 @@ from ..errors import DataError, Rewinding, WaitInterrupted
 from ..metrics.result import StepResult
 from .evaluate import evaluate
 from .out_of_memory import redo_window, step_in_micro_batches
-from .step_checks import StepWatch, check_clipping, check_skipped
+from .step_checks import check_clipping, check_skipped
 
 if TYPE_CHECKING:
     from ..data.stream import Batch, Stream
@@ -147,7 +147,7 @@ def train_steps(
         watch.end_epoch()
 
 
-def compute_steps(run: TrainingRun, watch: StepWatch | None, steps: Iterable[Step]) -> None:
+def compute_steps(run: TrainingRun, watch: Any, steps: Iterable[Step]) -> None:
     """Compute each step by the trainer's `train_step`, in micro-batches once memory has run out."""
     autocast = run.runtime.autocast
     train_step = step_function(run)
