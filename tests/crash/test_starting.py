@@ -83,7 +83,7 @@ def test_a_disk_that_is_full_is_said_before_the_first_step(
             "Files",
             what,
             ConfigurationError,
-            match="No space left",
+            match="No space left.*free some space",
             hide=r"\.tmp-\S+",
         ):
             refused(run_dir, points)
@@ -101,7 +101,7 @@ def test_a_folder_that_is_read_only_is_said_before_the_first_step(
         "Files",
         '`run_dir="disk/run"` on a disk that is read-only',
         ConfigurationError,
-        match="Read-only file system",
+        match="make it writable",
     ):
         refused(read_only / "run", points)
 

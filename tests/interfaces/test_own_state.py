@@ -332,6 +332,6 @@ def test_a_class_with_one_of_the_two_methods_is_refused(name, monkeypatch, tmp_p
 @pytest.mark.parametrize("returned", [None, {"seen": {"names": {1, 2}}}])
 def test_a_state_that_cannot_be_saved_is_refused(returned, tmp_path):
     trainer = trained(type("Own", (Native,), {"state_dict": lambda self: returned}))
-    with pytest.raises((ConfigurationError, CheckpointError, TypeError)):
+    with pytest.raises((ConfigurationError, CheckpointError)):
         trainer.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()

@@ -93,6 +93,12 @@ def _lock_text(path: Path) -> str:
         return ""
 
 
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
+}
+
+
 def not_a_run(path: Path) -> ConfigurationError:
     """The error about a directory that no run has written."""
     return ConfigurationError("not-a-run", f"{path} is not a run directory: it has no {MANIFEST}.")
@@ -245,9 +251,10 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
+            remedy = REMEDIES.get(error.errno or 0, "mend that")
             raise ConfigurationError(
                 "unusable-run-dir",
-                f"{self.path} cannot be a run directory ({error}): mend that, or choose another "
+                f"{self.path} cannot be a run directory ({error}): {remedy}, or choose another "
                 "`run_dir`.",
             ) from error
 

@@ -14,6 +14,8 @@ from ..errors import ConfigurationError, public
 if TYPE_CHECKING:
     from ..metrics.media import Media
 
+MAX_WAITING = 1000  # items that are logged before training
+
 
 class MediaLog:
     """The media of one run on their way to `on_media` of its callbacks.
@@ -63,6 +65,13 @@ class MediaLog:
         media = Media(name, content, update, step, epoch, samples, seconds, time.time(), position)
         if self.waiting is None:
             self._run.emit("on_media", media)
+            return
+        if len(self.waiting) == MAX_WAITING:
+            self._say_once(
+                "full",
+                f"{name!r} is dropped: {MAX_WAITING} logged items are already waiting for training "
+                "to start.",
+            )
             return
         self.waiting.append(media)
         self._say_once(

@@ -99,7 +99,14 @@ class OwnState:
     def _capture_own_state(self) -> dict[str, Any] | None:
         if not has_users_state(self):
             return None
-        return dict(self.state_dict())
+        state = self.state_dict()
+        if not isinstance(state, Mapping):
+            raise ConfigurationError(
+                "wrong-trainer-state",
+                f"{type(self).__name__}.state_dict returned a {type(state).__name__}: return a "
+                "dict of what `load_state_dict` needs.",
+            )
+        return dict(state)
 
     def _restore_own_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
         """Load a captured state; return a line if only the checkpoint or the class has one."""

@@ -735,6 +735,10 @@ class Trainer(LoggingTrainer):
         if core.step is None:
             window = Window(divisor=float(self.run_config.gradient_accumulation_steps))
         share = window.share_of(loss)
+        config = self.run_config
+        is_token_mean = "num_items_in_batch" in output  # a part of all processes' mean
+        if is_token_mean and config.is_distributed and config.gradient_accumulation_steps > 1:
+            share = share * config.num_processes  # of which an average is taken
         if core.step is None or not self._overrides("backward_step"):
             self.backward_step(share)
             return
