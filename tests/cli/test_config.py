@@ -4,7 +4,6 @@ report."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -48,17 +47,6 @@ def test_origins_name_file_and_line_and_the_text_stays_the_same_config(
         line for line in shell.out.splitlines() if line.strip().startswith("width: 5")
     ]
     assert yaml.safe_load(shell.out) == load_config("run.yaml", ["model.width=5"]).tree
-
-
-# schema
-
-
-def test_schema_describes_the_kinds_that_a_config_names(project: Project, shell: Shell):
-    assert shell("config", "schema", "run.yaml", "--output", "run.schema.json") == 0
-    schema = json.loads(Path("run.schema.json").read_text())
-    assert schema["$schema"].startswith("https://json-schema.org/")
-    assert {"model", "datasets", "trainer"} <= schema["properties"].keys()
-    assert "cli_project.Net" in json.dumps(schema)
 
 
 # validate

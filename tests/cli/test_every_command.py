@@ -26,7 +26,6 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "predict": (["predict", "-2", "--data", "test", "-o", "out.npy"], 0, r"out\.npy"),
     "config show": (["config", "show", "run.yaml"], 0, r"width: 64"),
     "config show as JSON": (["config", "show", "run.yaml", "--json"], 0, r'"width": 64'),
-    "config schema": (["config", "schema"], 0, r"json-schema\.org"),
     "config validate": (["config", "validate", "run.yaml"], 0, r"run\.yaml"),
     "runs": (["runs"], 0, r"first.*finished"),
     "watch": (["watch", "-2", "--once"], 0, r"first +finished"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from loopwright import Trainer
-from loopwright.config import Entry, Place, Schema, one_of_kind, run_schema
+from loopwright.config import Entry, Place, Schema, mapping_of, one_of_kind
 
 MODULE = '''
 from __future__ import annotations
@@ -22,7 +23,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -50,10 +51,6 @@ class Options:
     name: str = "plain"
 
 
-class Limits(TypedDict):
-    low: int
-
-
 class Net(nn.Module):
     """A net of some width."""
 
@@ -75,7 +72,6 @@ class Net(nn.Module):
         names: dict[str, int] | None = None,
         blocks: list[nn.Module] = (),
         scale: torch.Tensor | None = None,
-        limits: Limits | None = None,
         ghost: Ghost | None = None,
         use_bias: bool = True,
     ):
@@ -193,7 +189,19 @@ SCHEDULER = Place("scheduler", LRScheduler, given=("optimizer",))
 MODEL = Place("model", nn.Module, also={"optimizer": Entry(one_of_kind(OPTIMIZER))})
 DATASET = Place("dataset", Dataset)
 TRAINER = Place("trainer", Trainer, given=("model", "optimizer", "datasets"))
-SCHEMA: Schema = run_schema(model=MODEL, dataset=DATASET, trainer=TRAINER, scheduler=SCHEDULER)
+SCHEMA = Schema(
+    {
+        "model": Entry(one_of_kind(MODEL), required=True),
+        "datasets": Entry(mapping_of(DATASET), required=True),
+        "trainer": Entry(one_of_kind(TRAINER), required=True),
+        "scheduler": Entry(one_of_kind(SCHEDULER)),
+        "name": Entry(str),
+        "seed": Entry(int | None),
+        "tags": Entry(list[str]),
+        **{name: Entry(Any) for name in ("vars", "defaults", "modules")},
+        "sweep": Entry(dict[str, Any]),
+    }
+)
 
 
 class Project:

@@ -74,12 +74,12 @@ def test_files_that_include_each_other_are_refused(project):
         load(project)
 
 
-def test_a_missing_include_names_the_nearest_file(project):
+def test_a_missing_include_is_named_with_its_line(project):
     project.write("base.yaml", "a: 1\n")
     project.write("run.yaml", "seed: 0\ndefaults: [bsae.yaml]\n")
     with pytest.raises(
         ConfigError,
-        match=r"run.yaml:2: defaults\n    there is no file bsae.yaml; did you mean base.yaml",
+        match=r"run.yaml:2: defaults\n    there is no file bsae.yaml; the name is relative to the file",
     ):
         load(project)
 

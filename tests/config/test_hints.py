@@ -18,7 +18,6 @@ from loopwright.config import Config, ConfigError, Entry, Place, Schema, build, 
 from loopwright.config.tree import to_node
 
 Bound = TypeVar("Bound", bound=int)
-OneOf = TypeVar("OneOf", int, str)
 LAYER = Place("layer", nn.Module)
 
 
@@ -75,12 +74,9 @@ def message(hint: Any, value: Any) -> str:
     ("hint", "value", "expected"),
     [
         (int | float, 1, 1),
-        (float | int, 1, 1),
-        (int | float, 1.0, 1.0),
         (bool | int, 1, 1),
         (int | bool, True, True),
         (int | str, "1", "1"),
-        (Path | str, "a", "a"),
         (tuple[int, int] | list[int], [1, 2], [1, 2]),
         (tuple[int, int] | int, [1, 2], (1, 2)),
         (nn.Module | str, "Tanh", "Tanh"),
@@ -92,13 +88,11 @@ def message(hint: Any, value: Any) -> str:
         (Mapping[str, Sequence[int]], {"a": [1]}, {"a": [1]}),
         (Iterable[float], [1, 2], [1.0, 2.0]),
         (frozenset[str], ["a", "a"], frozenset({"a"})),
-        (torch.Size, [2, 3], torch.Size([2, 3])),
         (Shape, 2, Shape.SQUARE),
         (Literal[1, True], 1, 1),
         (Literal[Shape.ROUND], "ROUND", Shape.ROUND),
         (NewType("Width", int), 3, 3),
         (Bound, 3, 3),
-        (OneOf, "a", "a"),
         (torch.device, "cuda:1", torch.device("cuda", 1)),
         (Hashable, "a", "a"),
     ],
@@ -116,7 +110,6 @@ def test_a_value_stays_what_it_is_where_the_hint_allows_and_is_converted_otherwi
     ("hint", "value", "words"),
     [
         (int | float, "x", "value is the text 'x'; expected a whole number or a number."),
-        (float | int, "x", "value is the text 'x'; expected a number or a whole number."),
         (list[int | str], None, "value is null; expected a list of a whole number or text."),
         (Literal[1], True, "value is true; expected 1."),
         (dict[int, float], {"a": 1}, "value.a is the text 'a'; expected a whole number."),
@@ -127,16 +120,8 @@ def test_a_value_stays_what_it_is_where_the_hint_allows_and_is_converted_otherwi
             {"a": 1},
             "value is a mapping with the keys a; expected a dtype such as float32.",
         ),
-        (
-            torch.Size,
-            {1: 2},
-            "value is a mapping with the keys 1; expected a list of a whole number.",
-        ),
         (set[Any], [[1]], "value is a list of 1; expected a list."),
         (torch.device, "gpu", "value is the text 'gpu'; expected a device such as cpu or cuda:0."),
-        (torch.device, [1], "value is a list of 1; expected a device such as cpu or cuda:0."),
-        (Bound, "x", "value is the text 'x'; expected a whole number."),
-        (OneOf, [1], "value is a list of 1; expected a whole number or text."),
         (Path | None, {}, "value is an empty mapping; expected a path or null."),
         (
             type[nn.Module] | None,

@@ -114,7 +114,7 @@ def report(project: Project, text: str) -> ConfigError:
 def test_a_misspelt_key_is_reported_with_the_one_that_exists(shared, text, key):
     error = report(shared, text)
     assert all(problem.file == str(shared.file) and problem.line for problem in error.problems)
-    assert any(key in problem.message for problem in error.problems), error
+    assert any(key in f"{problem.key} {problem.message}" for problem in error.problems), error
     assert len(error.problems) <= 2, error
 
 

@@ -148,7 +148,11 @@ def test_an_interval_with_steps_is_a_grid_too(project):
         ("{lr: 3}", "sweep.lr", "expected a list of values"),
         ("{lr: []}", "sweep.lr", "expected a list of values"),
         ("{lr: 'range(1)'}", "sweep.lr", "two or three numbers"),
-        ("{method: rnadom, num: 1, space: {lr: [1]}}", "sweep.method", "Did you mean random?"),
+        (
+            "{method: rnadom, num: 1, space: {lr: [1]}}",
+            "sweep.method",
+            "expected grid, random or optuna.",
+        ),
         ("{method: random, space: {lr: [1]}}", "sweep.num", "missing"),
         ("{method: random, num: 0, space: {lr: [1]}}", "sweep.num", "1 or more"),
         ("{method: random, num: x, space: {lr: [1]}}", "sweep.num", "expected a whole number"),

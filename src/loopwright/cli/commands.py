@@ -346,7 +346,7 @@ def _predict(parser: ArgumentParser) -> None:
 
 @command("config", "")
 def _config(parser: ArgumentParser) -> None:
-    """Show, validate and describe run files.
+    """Show and validate run files.
 
     A run file describes a run in YAML: model, data, optimizer and trainer.
 
@@ -370,29 +370,6 @@ def _config_show(parser: ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     add(form, "--origins", "add the file and line that each value comes from")
     add(form, "--json", "print JSON instead of YAML")
-
-
-@command("config schema", "config.schema_command")
-def _config_schema(parser: ArgumentParser) -> None:
-    """Print a JSON schema, for editors that complete and check run files.
-
-    With CONFIG the schema also describes the classes that this file names, your own included. To
-    use it in an editor:
-
-      VS Code (with the YAML extension), Vim, Emacs, Helix and other editors with
-      yaml-language-server, as the first line of the run file:
-        # yaml-language-server: $schema=run.schema.json
-      VS Code, in settings.json, for all run files:
-        "yaml.schemas": {"run.schema.json": ["run*.yaml"]}
-      PyCharm: Settings > Languages & Frameworks > Schemas and DTDs >
-        JSON Schema Mappings
-
-    examples:
-      loopwright config schema run.yaml --output run.schema.json
-      loopwright config schema > run.schema.json
-    """
-    add(parser, "config CONFIG", "a run file whose classes are described too", nargs="?")
-    add(parser, "-o --output FILE", "write the schema to this file; an existing one is replaced")
 
 
 @command("config validate", "config.validate_command")

@@ -1,31 +1,26 @@
-"""`loopwright config show|schema|validate`: print a run file resolved, its JSON schema, or its
-mistakes."""
+"""`loopwright config show|validate`: print a run file resolved, or its mistakes."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 
-from ..checkpoint.atomic import staged_file, write_bytes
 from ..config import (
     Config,
     ConfigError,
     Problem,
     ValueRange,
     expand_sweep,
-    json_schema,
     load_config,
     load_variant,
     read_sweep,
 )
 from ..errors import ConfigurationError, LoopwrightError
 from ..interfaces.configured import Experiment
-from ..interfaces.configured.experiment import schema
 from ..text import counted
 from .app import is_override
 from .output import FOUND, OK, RED, print_json, printable, say
@@ -43,21 +38,6 @@ def show_command(options: argparse.Namespace) -> int:
         return OK
     text = with_origins(config) if options.origins else config.to_yaml()
     print(printable(text, keep="\n"), end="")
-    return OK
-
-
-def schema_command(options: argparse.Namespace) -> int:
-    config = None if options.config is None else load_config(options.config)
-    text = json.dumps(json_schema(schema(), config), indent=2)
-    if options.output is None:
-        print(text)
-        return OK
-    with staged_file(Path(options.output)) as staging:
-        write_bytes(staging, f"{text}\n".encode())
-    say(
-        f"{options.output} written. `loopwright config schema --help` says how to use it in "
-        "an editor."
-    )
     return OK
 
 

@@ -11,7 +11,6 @@ and `Schema`.
 from ..text import nearest
 from .compose import Config, load_config
 from .kinds import Entry, Place, Schema, beside, list_of, mapping_of, one_of_kind
-from .schema import json_schema, run_schema
 from .sweep import Sweep, ValueRange, Variant, expand_sweep, load_variant, read_sweep
 from .tree import ConfigError, Problem
 from .validate import build, check, load_model
@@ -30,7 +29,6 @@ __all__ = [
     "build",
     "check",
     "expand_sweep",
-    "json_schema",
     "list_of",
     "load_config",
     "load_model",
@@ -39,5 +37,4 @@ __all__ = [
     "nearest",
     "one_of_kind",
     "read_sweep",
-    "run_schema",
 ]

@@ -148,30 +148,17 @@ def model_in(hint: Any) -> type[BaseModel] | None:
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, Argument]:
-    """The keys of a model: its fields, by the names under which it reads them."""
-    config = model.model_config
-    by_name = config.get("populate_by_name") or config.get("validate_by_name")
+    """The keys of a model."""
     found = {}
     for name, info in model.model_fields.items():
-        default = EMPTY if info.is_required() else info.default
-        argument = Argument(hint_of(info), info.is_required(), default)
-        alias = info.validation_alias if isinstance(info.validation_alias, str) else info.alias
-        if alias is not None:
-            found[alias] = argument
-        if alias is None or by_name:
-            found[name] = argument
+        is_required = info.is_required()
+        found[name] = Argument(hint_of(info), is_required, EMPTY if is_required else info.default)
     return found
 
 
 def hint_of(info: FieldInfo) -> Any:
     hint = info.annotation
     return Annotated[hint, *info.metadata] if info.metadata else hint
-
-
-def is_open(model: type[BaseModel]) -> bool:
-    """Whether a model takes keys that it has no fields for; a model that would ignore them does
-    not."""
-    return model.model_config.get("extra") == "allow"
 
 
 def parts_of(hint: Any) -> Iterator[Any]:
@@ -185,22 +172,14 @@ def parts_of(hint: Any) -> Iterator[Any]:
             yield from parts_of(part)
 
 
-def needs_building(hint: Any, seen: tuple[Any, ...] = ()) -> bool:
-    """Whether objects that pydantic cannot make out of plain data are part of a field."""
+def needs_building(hint: Any) -> bool:
+    """Whether a field has parts that are built here: objects that pydantic cannot make out of plain
+    data, and models and dataclasses, in which pydantic passes over keys that it does not know."""
     for part in parts_of(hint):
-        if is_model(part) and part not in seen:
-            fields = part.model_fields.values()
-            if any(needs_building(hint_of(info), (*seen, part)) for info in fields):
-                return True
-        elif isinstance(part, Place) or not _is_for_pydantic(part):
+        is_ours = isinstance(part, Place) or is_model(part) or is_dataclass(part)
+        if is_ours or not _is_for_pydantic(part):
             return True
     return False
-
-
-def holds_mappings(hint: Any) -> bool:
-    """Whether models or dataclasses are part of a field: pydantic passes over keys in them that it
-    does not know."""
-    return any(is_model(part) or is_dataclass(part) for part in parts_of(hint))
 
 
 def _is_for_pydantic(hint: Any) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..run.files import MAX_NODES
-from ..text import near_names, nearest
+from ..text import nearest
 from .tree import COMMAND_LINE, ConfigError, Node, Problem, child_of, collecting, descend, join_key
 from .yaml import parse_scalar, plain_text, read_file, read_text, write_yaml
 
@@ -42,9 +42,10 @@ def read_with_includes(path: Path, trail: tuple[Path, ...] = ()) -> Node:
         # each with the key under which its content goes
         named = item.value if isinstance(item.value, dict) else {"": item}
         for key, file in named.items():
+            parts = str(key).split(".") if key else []
             with collecting(problems):
                 content = _included(file, path, trail)
-                for part in reversed(str(key).split(".") if key else []):
+                for part in reversed(parts):
                     content = Node({part: content}, file.file, file.line)
                 merged = merge(merged, content)
     if problems:
@@ -61,11 +62,8 @@ def _included(item: Node, path: Path, trail: tuple[Path, ...]) -> Node:
         names = " -> ".join(file.name for file in (*trail, target))
         raise item.error(DEFAULTS, f"{item.value} includes itself: {names}.")
     if not target.is_file():
-        near = near_names(target.name, [file.name for file in target.parent.glob("*.y*ml")])
-        hint = "the name is relative to the file that includes it."
-        if near:
-            hint = f"did you mean {near[0]}?"
-        raise item.error(DEFAULTS, f"there is no file {item.value}; {hint}")
+        what = f"there is no file {item.value}; the name is relative to the file that includes it."
+        raise item.error(DEFAULTS, what)
     return read_with_includes(target, trail)
 
 
@@ -233,17 +231,23 @@ def parse_range(text: str) -> list[int | float] | None:
     match = RANGE.fullmatch(text.strip())
     if match is None:
         return None
-    numbers = [parse_scalar(part.strip()) for part in match[1].split(",")]
-    bounds = [n for n in numbers if type(n) in (int, float) and math.isfinite(n)]  # type: ignore[arg-type]
-    if len(bounds) != len(numbers) or len(bounds) not in (2, 3):
+    bounds: list[Any] = []
+    for part in match[1].split(","):
+        bound = parse_scalar(part.strip())
+        if type(bound) in (int, float) and math.isfinite(bound):  # type: ignore[arg-type]
+            bounds.append(bound)
+    if len(bounds) != match[1].count(",") + 1 or len(bounds) not in (2, 3):
         raise ValueError(f"{match[0]} takes two or three numbers: range(start, stop[, step]).")
-    start, stop, step = bounds if len(bounds) == 3 else (*bounds, 1)
-    count = math.ceil(round((stop - start) / step, 9)) if step else 0  # type: ignore[operator]
+    start, stop = bounds[:2]
+    step = bounds[2] if len(bounds) == 3 else 1
+    count = math.ceil(round((stop - start) / step, 9)) if step else 0
     if not 0 < count <= MAX_RANGE:
         raise ValueError(f"{match[0]} has {max(count, 0)} values; expected 1 to {MAX_RANGE}.")
-    values = [start + index * step for index in range(count)]  # type: ignore[operator]
+    values = [start + index * step for index in range(count)]
+    if isinstance(step, int):
+        return values
     # 0.30000000000000004 as 0.3: what the user would have written
-    return values if isinstance(step, int) else [float(f"{value:.12g}") for value in values]  # type: ignore[return-value]
+    return [float(f"{value:.12g}") for value in values]
 
 
 def apply_override(root: Node, override: Override) -> None:
@@ -308,14 +312,8 @@ def _add(node: Node, part: str, new: Node, override: Override, where: str) -> No
 
 
 def _unknown(node: Node, part: str, override: Override, where: str) -> ConfigError:
-    if isinstance(node.value, list):
-        size = len(node.value)
-        indices = f"its indices are 0 to {size - 1}" if size else "it is empty"
-        return override.error(
-            f"{where} is a list and has no {part}: {indices}, and +{size} adds one."
-        )
     if not isinstance(node.value, dict):
-        return override.error(f"{where} is {node.shown()}, and has no key {part}.")
+        return override.error(f"{where} is {node.shown()}, and has no {part}.")
     known = [str(name) for name in node.value] + [name for name in RUN_KEYS if not where]
     missing = f"the config has no key {join_key(where, part)}; {nearest(part, known)}"
     add = f"\nTo add it: +{override.key}=..." if override.mark == "" else ""

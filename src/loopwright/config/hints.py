@@ -1,4 +1,4 @@
-"""Type hints: what they ask for, as values of YAML, as JSON schema, and in words for messages."""
+"""Type hints: what they ask for, as values of YAML and in words for messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import enum
 import inspect
 import os
 from collections import abc
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import (
     Annotated,
@@ -20,31 +20,19 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
-    is_typeddict,
 )
 
 import torch
 
-from .kinds import Entry, Place, Schema, is_class, public_name
+from .kinds import Place, Schema, is_class, public_name
 from .yaml import plain_text
 
 CONTAINERS: dict[Any, Any] = {
-    **dict.fromkeys(
-        (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Iterator), list
-    ),
-    **dict.fromkeys((set, abc.Set, abc.MutableSet), set),
+    **dict.fromkeys((list, abc.Sequence, abc.Iterable, abc.Collection), list),
+    **dict.fromkeys((set, abc.Set), set),
     **dict.fromkeys((dict, abc.Mapping, abc.MutableMapping), dict),
-    abc.Reversible: list,
     frozenset: frozenset,
     tuple: tuple,
-}
-WRAPPERS = ("Final", "ClassVar", "Required", "NotRequired", "ReadOnly")
-NAMES = {
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "string": "text",
-    "null": "null",
 }
 
 
@@ -52,19 +40,17 @@ def strip(hint: Any) -> tuple[Any, Place | None]:
     """The hint without what only wraps it, and the place that it was annotated with."""
     place = None
     while True:
-        origin = get_origin(hint)
         if isinstance(hint, Place):
             return Any, hint
-        if origin is Annotated:
+        if get_origin(hint) is Annotated:
             places = [item for item in hint.__metadata__ if isinstance(item, Place)]
-            place = place or next(iter(places), None)
+            if places and place is None:
+                place = places[0]
             hint = hint.__origin__
         elif isinstance(hint, NewType):
             hint = hint.__supertype__
         elif isinstance(hint, TypeVar):
-            hint = hint.__bound__ or (Union[hint.__constraints__] if hint.__constraints__ else Any)  # noqa: UP007
-        elif getattr(origin, "__name__", None) in WRAPPERS:
-            hint = get_args(hint)[0]
+            hint = hint.__bound__ or Any
         elif is_alias(hint):
             hint = hint.__value__
         else:
@@ -103,20 +89,15 @@ def class_of(hint: Any) -> Any:
 
 def choices_of(hint: Any) -> list[tuple[Any, Any]] | None:
     """The values of a `Literal` or an enum with their names; None of another hint."""
+    found = class_of(hint)
+    options: Iterable[Any]
     if get_origin(hint) is Literal:
         options = get_args(hint)
-    elif (found := class_of(hint)) is not None and issubclass(found, enum.Enum):
-        options = tuple(found)
+    elif found is not None and issubclass(found, enum.Enum):
+        options = found
     else:
         return None
     return [(getattr(option, "name", option), option) for option in options]
-
-
-def schema_of(found: Any) -> Schema:
-    """The keys of a TypedDict."""
-    hints = hints_of(found) or found.__annotations__
-    required = found.__required_keys__
-    return Schema({name: Entry(hint, name in required) for name, hint in hints.items()})
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -165,10 +146,6 @@ def _device(value: Any) -> torch.device:
     return torch.device(value)
 
 
-def _size(value: Any) -> torch.Size:
-    return torch.Size([_whole(item) for item in _exactly(list)(value)])
-
-
 def _dtype(value: Any) -> torch.dtype:
     found = getattr(torch, value.removeprefix("torch."))
     if not isinstance(found, torch.dtype):
@@ -176,92 +153,61 @@ def _dtype(value: Any) -> torch.dtype:
     return found
 
 
-SCALARS: dict[Any, tuple[Callable[[Any], Any], dict[str, Any]]] = {
-    str: (_exactly(str), {"type": "string"}),
-    bool: (_exactly(bool), {"type": "boolean"}),
-    int: (_whole, {"type": "integer"}),
-    float: (_number, {"type": "number"}),
-    complex: (_number, {"type": "number"}),
-    type(None): (_exactly(type(None)), {"type": "null"}),
-    torch.Size: (_size, {"type": "array", "items": {"type": "integer"}}),
-    torch.dtype: (_dtype, {"type": "string", "words": "a dtype such as float32"}),
-    torch.device: (_device, {"type": "string", "words": "a device such as cpu or cuda:0"}),
-    torch.Tensor: (torch.tensor, {"type": ["array", "number"], "words": "a list of numbers"}),
-    **dict.fromkeys((Path, PurePath, os.PathLike), (Path, {"type": "string", "words": "a path"})),
+SCALARS: dict[Any, tuple[Callable[[Any], Any], str]] = {
+    str: (_exactly(str), "text"),
+    bool: (_exactly(bool), "true or false"),
+    int: (_whole, "a whole number"),
+    float: (_number, "a number"),
+    type(None): (_exactly(type(None)), "null"),
+    torch.dtype: (_dtype, "a dtype such as float32"),
+    torch.device: (_device, "a device such as cpu or cuda:0"),
+    torch.Tensor: (torch.tensor, "a list of numbers"),
+    Path: (Path, "a path"),
+    os.PathLike: (Path, "a path"),
 }
-"""How a value of YAML becomes one of these types, and its JSON schema."""
-
-
-# JSON schema and words
-
-
-def json_of(hint: Any) -> dict[str, Any]:
-    """The JSON schema of a hint; with `place`, `schema` and `object` where the caller has to fill
-    one in, and `words` for messages where the schema does not say it."""
-    if isinstance(hint, Schema):
-        return {"schema": hint, "words": f"a mapping with {', '.join(hint.entries)}"}
-    if is_alias(hint):
-        return {}
-    hint, place = strip(hint)
-    if place is not None:
-        return {"place": place, "words": f"a mapping with `kind:` (a {place.wanted})"}
-    if options := options_of(hint):
-        return {"anyOf": [json_of(option) for option in options]}
-    if is_unknown(hint):
-        return {}
-    if (choices := choices_of(hint)) is not None:
-        return {"enum": [name for name, _ in choices]}
-    found = class_of(hint)
-    if found in SCALARS:
-        return SCALARS[found][1]
-    if found in CONTAINERS:
-        return _container_json(CONTAINERS[found], get_args(hint))
-    if found is None:
-        return {"words": str(hint)}
-    if is_typeddict(found):
-        return json_of(schema_of(found))
-    if found is type:
-        return {"type": "string", "words": "the import path of a class"}
-    words = "a mapping that describes a "
-    if found is abc.Callable:
-        words += "module to be called, such as {kind: GELU} (a function cannot be named)"
-        return {"type": "object", "words": words}
-    return {"object": found, "words": words + public_name(found)}
-
-
-def _container_json(kind: type, inner: tuple[Any, ...]) -> dict[str, Any]:
-    if kind is dict:
-        return {"type": "object", "additionalProperties": json_of(inner[1] if inner else Any)}
-    if kind is tuple and inner and inner[-1] is not Ellipsis:
-        parts = [json_of(part) for part in inner]
-        size = len(parts)
-        return {"type": "array", "prefixItems": parts, "minItems": size, "maxItems": size}
-    return {"type": "array", "items": json_of(inner[0] if inner else Any)}
+"""How a value of YAML becomes one of these types, and what the value is called."""
 
 
 def describe(hint: Any) -> str:
     """What a hint asks for, in words for a message."""
-    return _words(json_of(hint))
+    if isinstance(hint, Schema):
+        return f"a mapping with {', '.join(hint.entries)}"
+    if is_alias(hint):
+        return str(hint)
+    hint, place = strip(hint)
+    if place is not None:
+        return f"a mapping with `kind:` (a {place.wanted})"
+    if options := options_of(hint):
+        return _either(map(describe, options))
+    if is_unknown(hint):
+        return "a value"
+    choices = choices_of(hint)
+    if choices is not None:
+        names = [name for name, _ in choices]
+        return _either(name if isinstance(name, str) else plain_text(name) for name in names)
+    found = class_of(hint)
+    if found in SCALARS:
+        return SCALARS[found][1]
+    if found in CONTAINERS:
+        return _describe_container(CONTAINERS[found], get_args(hint))
+    if found is None:
+        return str(hint)
+    if found is type:
+        return "the import path of a class"
+    if found is abc.Callable:
+        return "a module to be called, such as {kind: GELU} (a function cannot be named)"
+    return f"a mapping that describes a {public_name(found)}"
 
 
-def _words(json: Mapping[str, Any]) -> str:
-    if "words" in json:
-        return str(json["words"])
-    if "anyOf" in json:
-        return _either(_words(option) for option in json["anyOf"])
-    if "enum" in json:
-        return _either(
-            value if isinstance(value, str) else plain_text(value) for value in json["enum"]
-        )
-    if "prefixItems" in json:
-        parts = [_words(part) for part in json["prefixItems"]]
-        return f"a list of {len(parts)} ({', '.join(parts)})"
-    if json.get("type") == "array":
-        return f"a list of {_words(json['items'])}" if json["items"] else "a list"
-    if json.get("type") == "object":
-        inner = json["additionalProperties"]
-        return f"a mapping to {_words(inner)}" if inner else "a mapping"
-    return NAMES.get(json.get("type", ""), "a value")
+def _describe_container(kind: type, inner: tuple[Any, ...]) -> str:
+    if kind is tuple and inner and inner[-1] is not Ellipsis:
+        return f"a list of {len(inner)} ({', '.join(map(describe, inner))})"
+    if not inner:
+        return "a mapping" if kind is dict else "a list"
+    item = inner[1] if kind is dict else inner[0]
+    if is_unknown(item):
+        return _describe_container(kind, ())
+    return f"a mapping to {describe(item)}" if kind is dict else f"a list of {describe(item)}"
 
 
 def _either(texts: Iterable[str]) -> str:

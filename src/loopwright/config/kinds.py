@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from abc import ABCMeta
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import Dataset, Sampler
 
 from ..callback import Callback
-from ..text import listed, near_names, nearest
+from ..text import near_names, nearest
 
 KIND = "kind"
 
@@ -36,16 +35,14 @@ class Entry:
         accepts: a type hint, which may hold places (`Annotated[Any, place]`, or `one_of_kind`,
             `list_of` and `mapping_of`), or a `Schema` for a nested mapping with keys of its own.
         required: whether the key must be there.
-        description: for the message where it is missing, and for editors.
 
     >>> from loopwright.config import Entry
-    >>> Entry(int | None, description="The seed of all randomness.").required
+    >>> Entry(int | None).required
     False
     """
 
     accepts: Any
     required: bool = False
-    description: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +51,6 @@ class Schema:
 
     Args:
         entries: what each key accepts.
-        description: the title of the JSON schema.
 
     >>> from loopwright.config import Entry, Schema
     >>> list(Schema({"seed": Entry(int), "name": Entry(str, required=True)}).entries)
@@ -62,7 +58,6 @@ class Schema:
     """
 
     entries: Mapping[str, Entry]
-    description: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +82,6 @@ class Place:
             and never passed to the class (`optimizer` inside `model`).
         several: whether several objects may be described instead of one, each under a name of the
             user's choice.
-        description: for editors.
 
     >>> from torch.optim import Optimizer
     >>> from loopwright.config import Place
@@ -102,7 +96,6 @@ class Place:
     default: str | None = None
     also: Mapping[str, Entry] = field(default_factory=dict)
     several: bool = False
-    description: str = ""
 
     @property
     def bases(self) -> tuple[type, ...]:
@@ -218,16 +211,13 @@ def beside(folder: str | Path | None) -> Iterator[None]:
 
 
 def _forget_namesakes(folder: Path) -> None:
-    names = {path.stem for path in folder.glob("*.py")} | {
-        path.parent.name for path in folder.glob("*/__init__.py")
-    }
-    for name in names & sys.modules.keys():
-        home = _home(sys.modules[name])
-        if home is not None and home != folder and home in _used_folders:
-            for loaded in [
-                other for other in sys.modules if other == name or other.startswith(f"{name}.")
-            ]:
-                del sys.modules[loaded]
+    names = {path.stem for path in folder.glob("*.py")}
+    names |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    others = _used_folders - {folder}
+    stale = {name for name in names & sys.modules.keys() if _home(sys.modules[name]) in others}
+    for loaded in list(sys.modules):
+        if loaded.partition(".")[0] in stale:
+            del sys.modules[loaded]
 
 
 def _home(module: ModuleType) -> Path | None:
@@ -253,7 +243,7 @@ def import_allowed(name: str, bases: tuple[type, ...], folder: Path | None) -> M
         )
     is_beside = folder is not None and _is_beside(name, folder)
     if not is_beside:
-        _check_installed(name, bases, folder)
+        _check_installed(name, bases)
     module = import_or_refuse(name)
     if is_beside and folder is not None and _home(module) not in (None, folder.resolve()):
         raise RefusedError(
@@ -288,7 +278,7 @@ def find(name: str) -> ModuleSpec | None:
         return None
 
 
-def _check_installed(name: str, bases: tuple[type, ...], folder: Path | None) -> None:
+def _check_installed(name: str, bases: tuple[type, ...]) -> None:
     wanted = {base.__module__.split(".")[0] for base in bases}
     if name in wanted or name in ("torch", "loopwright"):
         return
@@ -299,11 +289,7 @@ def _check_installed(name: str, bases: tuple[type, ...], folder: Path | None) ->
             f"{' or '.join(sorted(wanted))}, so it cannot define the class that is needed here."
         )
     if find(name) is None:
-        beside_file = [] if folder is None else sorted(path.stem for path in folder.glob("*.py"))
-        there = f" (there: {listed(beside_file)})" if beside_file else ""
-        raise RefusedError(
-            f"there is no module {name}, neither next to the file{there} nor installed."
-        )
+        raise RefusedError(f"there is no module {name}, neither next to the file nor installed.")
 
 
 @cache
@@ -354,7 +340,6 @@ def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..
     path = short.get(kind, kind)
     if "." not in path:
         near = near_names(kind, short, cutoff=0.7)
-        near = [name for name in near if is_accepted(name, place, folder)]
         hint = "write its import path, such as mine.Net."
         if near:
             hint = f"did you mean {' or '.join(near)}?"
@@ -364,16 +349,6 @@ def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..
         return found
     check_class(found, path, place)
     return found  # type: ignore[no-any-return]
-
-
-def is_accepted(kind: str, place: Place, folder: Path | None) -> bool:
-    """Whether a kind is there and fits: a package of ours may list other things, and need what is
-    not installed."""
-    try:
-        resolve_kind(kind, place, folder)
-    except RefusedError:
-        return False
-    return True
 
 
 def find_object(path: str, place: Place, folder: Path | None) -> Any:
@@ -391,9 +366,7 @@ def find_object(path: str, place: Place, folder: Path | None) -> Any:
     walked = f"{module.__name__}.{rest[0]}"
     for name in rest[1:]:
         if not is_class(found):
-            raise RefusedError(
-                f"{walked} is {what_is(found)}, not a module or class, so it has no members to use."
-            )
+            raise RefusedError(f"{walked} is a {type(found).__name__}, not a module or class.")
         found = inspect.getattr_static(found, name, None)
         walked = f"{walked}.{name}"
         if found is None:
@@ -420,8 +393,8 @@ def check_class(found: Any, path: str, place: Place) -> None:
     """Refuse what is not a complete class of the right kind."""
     if not is_class(found):
         raise RefusedError(
-            f"{path} is {what_is(found)}; expected a class that is a {place.wanted}. It was not "
-            "called."
+            f"{path} is a {type(found).__name__}; expected a class that is a {place.wanted}. It "
+            "was not called."
         )
     if not fits(found, place.bases):
         raise RefusedError(
@@ -451,39 +424,22 @@ def fits(cls: type, bases: tuple[type, ...]) -> bool:
 
 
 def _conforms(cls: type, base: type) -> bool:
-    """Protocols and the abstract classes of Python are also fitted by others, but not by what
-    Python itself ships."""
+    """Protocols are also fitted by classes with their methods, but not by what Python itself
+    ships."""
     if (getattr(cls, "__module__", "") or "").split(".")[0] in sys.stdlib_module_names:
         return False
-    if getattr(base, "_is_protocol", False):
-        members = {
-            name for owner in real_mro(base) for name in vars(owner) if _is_member(name, owner)
-        }
-        return bool(members) and all(
-            inspect.getattr_static(cls, name, None) is not None for name in members
-        )
-    return (
-        type(base) is ABCMeta
-        and base.__module__ == "collections.abc"
-        and type(base).__subclasscheck__(base, cls)
-    )
+    if not getattr(base, "_is_protocol", False):
+        return False
+    members: list[str] = []
+    for owner in real_mro(base):
+        members += [name for name in vars(owner) if _is_member(name, owner)]
+    return bool(members) and all(inspect.getattr_static(cls, name, None) for name in members)
 
 
 def _is_member(name: str, owner: type) -> bool:
     if not getattr(owner, "_is_protocol", False) or owner.__module__ == "typing":
         return False
     return callable(vars(owner)[name]) and (not name.startswith("_") or name == "__call__")
-
-
-def what_is(value: Any) -> str:
-    """What kind of thing it is, in words."""
-    if isinstance(value, ModuleType):
-        return "a module"
-    if is_class(value):
-        return "a class"
-    if inspect.isroutine(value):
-        return "a function"
-    return f"an object of type {type(value).__name__}"
 
 
 def short_names(place: Place) -> Mapping[str, str]:

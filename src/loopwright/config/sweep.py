@@ -31,9 +31,7 @@ MAX_LENGTH = 80  # of the name of a run
 UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 OPTIONS = Schema(
     {
-        "space": Entry(
-            dict[str, Any], True, "which keys are varied, such as {model.width: [16, 32]}."
-        ),
+        "space": Entry(dict[str, Any], required=True),
         "method": Entry(Literal["grid", "random", "optuna"]),
         "num": Entry(int),
         "seed": Entry(int),
@@ -44,8 +42,8 @@ OPTIONS = Schema(
 # no class as a hint: a `kind` could name a subclass, and nothing is imported to read a sweep
 INTERVAL = Schema(
     {
-        "low": Entry(int | float, True, "the smallest number."),
-        "high": Entry(int | float, True, "the largest number."),
+        "low": Entry(int | float, required=True),
+        "high": Entry(int | float, required=True),
         "log": Entry(bool),
         "step": Entry(int | float),
     }

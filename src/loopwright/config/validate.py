@@ -8,7 +8,7 @@ from collections import abc
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional, TypeVar, get_args, is_typeddict
+from typing import Any, Optional, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from torch import nn
@@ -20,9 +20,7 @@ from .arguments import (
     arguments_of,
     checker_of,
     fields_of,
-    holds_mappings,
     is_model,
-    is_open,
     model_in,
     needs_building,
 )
@@ -35,13 +33,11 @@ from .hints import (
     describe,
     is_unknown,
     options_of,
-    schema_of,
     strip,
 )
 from .kinds import (
     ANYTHING,
     KIND,
-    Entry,
     Place,
     RefusedError,
     Schema,
@@ -187,13 +183,11 @@ class Called:
 class ConfigValidation:
     """One check of a config: each value is read by the hint of its key, and mistakes are collected.
 
-    kinds: which kind was named in which place.
     outer: the outermost place that is being checked; objects of the same kind inside it are given
     the same arguments.
     """
 
     folder: Path | None
-    kinds: list[tuple[Place, str]] = field(default_factory=list)
     outer: Place | None = None
     problems: list[Problem] = field(default_factory=list)
 
@@ -206,13 +200,9 @@ class ConfigValidation:
     def add(self, node: Node, key: str, message: str) -> None:
         self.problems.append(node.problem(key, message))
 
-    def wrong(self, node: Node, key: str, hint: Any, near: Iterable[str] = ()) -> None:
-        """A value that is not what a hint asks for, with the names that may have been meant."""
-        message = f"is {node.shown()}; expected {describe(hint)}."
-        names = list(near)
-        if names:
-            message += f" Did you mean {' or '.join(names)}?"
-        self.add(node, key, message)
+    def wrong(self, node: Node, key: str, hint: Any) -> None:
+        """A value that is not what a hint asks for."""
+        self.add(node, key, f"is {node.shown()}; expected {describe(hint)}.")
 
     def read(self, node: Node, hint: Any, key: str, name: str = "") -> Any:
         """The value that a hint asks for; None where there is a mistake.
@@ -237,16 +227,18 @@ class ConfigValidation:
             return self.container(node, hint, key)
         if found is None or (found.__module__ == "builtins" and found is not type):
             return self.wrong(node, key, hint)
-        if is_typeddict(found):
-            return self.schema(node, schema_of(found), key)
         if found is type:
             return self.named_class(node, hint, key, name)
-        if found is abc.Callable:
-            return self.called(node, key, name)
-        if isinstance(node.value, dict) or (isinstance(node.value, str) and fits(found, ANYTHING)):
+        is_mapping = isinstance(node.value, dict)
+        if found is abc.Callable and is_mapping:
+            return self.placed(node, Place(name or "object", ANYTHING), key)
+        if found is not abc.Callable and (is_mapping or self.is_kind(node, found)):
             default = None if found in ANYTHING else found
             return self.placed(node, Place(name or found.__name__, found), key, default)
-        return self.wrong(node, key, found)
+        return self.wrong(node, key, hint)
+
+    def is_kind(self, node: Node, found: Any) -> bool:
+        return isinstance(node.value, str) and fits(found, ANYTHING)
 
     def scalar(self, node: Node, hint: Any, key: str) -> Any:
         try:
@@ -263,22 +255,22 @@ class ConfigValidation:
             is_content = type(content) is type(value) and content == value
             if is_content or (name is not option and value == name):
                 return option
-        texts = [name for name, _ in choices if isinstance(name, str)]
-        near = near_names(value, texts) if isinstance(value, str) else ()
-        return self.wrong(node, key, hint, near)
+        return self.wrong(node, key, hint)
 
     def union(self, node: Node, hint: Any, key: str, name: str) -> Any:
         """The first alternative that fits, those that keep the value's type before others; where
         none does, the mistakes inside of the one that fits best."""
-        kinds = [type(node.value), str, bool, int, float, type(None), dict, list]
-        options = list(options_of(hint))
-        options.sort(key=lambda each: [*kinds, class_of(each)].index(class_of(each)))
+        order = [type(node.value), str, bool, int, float, type(None), dict, list]
+
+        def preference(option: Any) -> int:
+            found = class_of(option)
+            return order.index(found) if found in order else len(order)
+
         tries = []
-        for option in options:
+        for option in sorted(options_of(hint), key=preference):
             trial = ConfigValidation(self.folder, outer=self.outer)
             value = trial.read(node, option, key, name)
             if not trial.problems:
-                self.kinds += trial.kinds
                 return value
             if any(problem.key != key for problem in trial.problems):
                 tries.append(trial)
@@ -286,7 +278,6 @@ class ConfigValidation:
             return self.wrong(node, key, hint)
         best = min(tries, key=lambda trial: len(trial.problems))
         self.problems += best.problems
-        self.kinds += best.kinds
         return None
 
     def container(self, node: Node, hint: Any, key: str) -> Any:
@@ -329,17 +320,6 @@ class ConfigValidation:
             for each, child in node.children()
         }
 
-    def called(self, node: Node, key: str, name: str) -> Any:
-        """A function cannot be named in a file; an object that can be called may be described."""
-        if isinstance(node.value, dict):
-            return self.placed(node, Place(name or "object", ANYTHING), key)
-        return self.add(
-            node,
-            key,
-            f"is {node.shown()}; a function cannot be named in a file: describe a module that is "
-            "called instead, such as {kind: torch.nn.GELU}.",
-        )
-
     def named_class(self, node: Node, hint: Any, key: str, name: str) -> Any:
         """A class as a value: named by its path, and handed over without being called here."""
         wanted = strip(next(iter(get_args(hint)), Any))[0]
@@ -358,7 +338,6 @@ class ConfigValidation:
         if not isinstance(node.value, dict):
             self.wrong(node, key, schema)
             return found
-        unknown = [str(name) for name in node.value if name not in entries]
         for name, child in node.children():
             path = join_key(key, name)
             if name in entries:
@@ -366,9 +345,8 @@ class ConfigValidation:
             else:
                 self.add(child, path, f"unknown key; {nearest(str(name), entries)}")
         for name, entry in entries.items():
-            is_misspelt = any(near_names(other, [name], cutoff=0.6) for other in unknown)
-            if entry.required and name not in node.value and not is_misspelt:
-                self.add(node, join_key(key, name), missing(entry))
+            if entry.required and name not in node.value:
+                self.add(node, join_key(key, name), "is missing.")
         return found
 
     def placed(self, node: Node, place: Place, key: str, default: type | None = None) -> Any:
@@ -403,15 +381,13 @@ class ConfigValidation:
         for name, entry in place.also.items():  # null is the same as leaving one out
             child = children.get(name)
             if child is None and entry.required:
-                self.add(node, join_key(key, name), missing(entry))
+                self.add(node, join_key(key, name), "is missing.")
             elif child is not None and (child.value is not None or entry.required):
                 self.read(child, entry.accepts, join_key(key, name), name)
         try:
             target = self.target(children, place, default)
         except RefusedError as error:
             return self.add(children.get(KIND, node), join_key(key, KIND), str(error))
-        if KIND in children:
-            self.kinds.append((place, children[KIND].value))
         outer = self.outer or place
         # a scheduler inside a scheduler is given the same optimizer
         is_same_kind = outer is not place and set(place.bases) & set(outer.bases)
@@ -438,23 +414,12 @@ class ConfigValidation:
             return default
         if place.default is not None:
             return resolve_kind(place.default, place, self.folder)
-        near = near_names(KIND, list(children), cutoff=0.7)
-        hint = f"; is {near[0]} meant to be kind?" if near else "."
-        raise RefusedError(
-            f"is missing: name the class of the {place.name}, a {place.wanted}{hint}"
-        )
-
-
-def missing(entry: Entry) -> str:
-    return f"is missing: {entry.description}" if entry.description else "is missing."
+        raise RefusedError(f"is missing: name the class of the {place.name}, a {place.wanted}.")
 
 
 @dataclass
 class ObjectCheck:
-    """Checks the arguments of one object against what its class takes.
-
-    suspects: missing keys that an unknown one was probably meant to be.
-    """
+    """Checks the arguments of one object against what its class takes."""
 
     validation: ConfigValidation
     node: Node
@@ -463,7 +428,6 @@ class ObjectCheck:
     place: Place
     target: Callable[..., Any]
     given: Collection[str]
-    suspects: set[str] = field(default_factory=set)
 
     @property
     def kind(self) -> str:
@@ -496,7 +460,7 @@ class ObjectCheck:
             elif not self.is_unknown(name, items, is_open=arguments.is_open):
                 values[name] = self.read(name, Any)
         for name, item in items.items():
-            if item.is_required and name not in children and name not in self.suspects:
+            if item.is_required and name not in children:
                 words = f"{self.kind} takes it, {describe(item.hint)}, and it has no default."
                 self.add(self.node, name, f"is missing: {words}")
         return Called(self.target, self.kind, values, arguments, self.given)
@@ -516,12 +480,10 @@ class ObjectCheck:
             return True
         names = [*known, *self.place.also]
         absent = [other for other in names if other not in self.children]
-        near = near_names(name, absent, cutoff=0.8 if is_open else 0.6)
-        if is_open and not near:
+        if is_open and not near_names(name, absent, cutoff=0.8):
             return False
-        self.suspects |= set(near)
         what = "unknown key" if is_open else f"unknown key; {self.kind} takes no such argument"
-        self.add(child, name, f"{what}; {nearest(name, absent if near else names)}")
+        self.add(child, name, f"{what}; {nearest(name, names)}")
         return True
 
     def model(
@@ -530,26 +492,23 @@ class ObjectCheck:
         """The fields of a pydantic model, which checks them itself; objects and nested keys among
         them are ours."""
         known = fields_of(model)
+        takes_any = model.model_config.get("extra") == "allow"
         values: dict[str, Any] = {}
         wrong = set()
         for name, child in children.items():
             if name not in known:
-                if not self.is_unknown(name, [*known, *others], is_open=is_open(model)):
+                if not self.is_unknown(name, [*known, *others], is_open=takes_any):
                     values[name] = child.plain()
-                continue
-            values[name] = child.plain()
-            hint = known[name].hint
-            builds = needs_building(hint)
-            if builds or holds_mappings(hint):
+            elif needs_building(known[name].hint):
                 before = len(self.validation.problems)
-                found = self.read(name, accepted(known[name]))
+                values[name] = self.read(name, accepted(known[name]))
                 if len(self.validation.problems) > before:
                     wrong.add(name)
-                if builds:
-                    values[name] = found
+            else:
+                values[name] = child.plain()
         if KIND in known and KIND in self.children:
             values[KIND] = self.children[KIND].plain()
-        self.ask_model(model, values, wrong | self.suspects)
+        self.ask_model(model, values, wrong)
         return Modelled(model, values)
 
     def ask_model(self, model: Any, values: Mapping[str, Any], reported: set[str]) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import nn
 
 from loopwright.cli import main
-from loopwright.config import json_schema, load_config
 from loopwright.data.order import permutation
 from loopwright.data.random import seed_everything
 from loopwright.interfaces.configured import Experiment
-from loopwright.interfaces.configured.experiment import schema
 
-from ...config.json_check import is_valid
 from ...loops import assert_same_model
 from ...runs import KillAt, Killed
 from . import gan
@@ -138,15 +133,3 @@ def test_one_optimizer_may_be_for_all_and_one_model_may_go_without(project):
     seed_everything(0)
     gan.Generator(6)
     assert_same_model(run.trainer.models["discriminator"], gan.Discriminator())
-
-
-def test_the_json_schema_accepts_one_model_and_several(project):
-    config = load_config("run.yaml")
-    written = json.loads(json.dumps(json_schema(schema(), config)))
-    assert is_valid(config.tree, written, written)
-    models = config.tree["model"]
-    assert is_valid(config.tree | {"model": models["generator"]}, written, written)
-    misspelt = {**models["generator"], "widht": 3}
-    assert not is_valid(config.tree | {"model": models | {"generator": misspelt}}, written, written)
-    assert not is_valid(config.tree | {"model": {"a": models}}, written, written)
-    assert not is_valid(config.tree | {"model": {}}, written, written)

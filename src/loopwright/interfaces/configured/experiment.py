@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -23,9 +24,9 @@ from ...config import (
     beside,
     build,
     check,
+    mapping_of,
     nearest,
     one_of_kind,
-    run_schema,
 )
 from ...config.kinds import (
     describes_several,
@@ -54,18 +55,9 @@ DEPENDENCIES = (
 )
 
 GROUPING = {
-    "modifiers": Entry(
-        dict[str, dict[str, Any]],
-        description="Options for the parameters whose names match a pattern; `lr_scale` is a factor "
-        "of `lr`.",
-    ),
-    "no_decay": Entry(
-        bool, description="Leave biases and normalisation layers without weight decay."
-    ),
-    "layer_factor": Entry(
-        float,
-        description="Factor between the learning rates of each layer and the layer before it.",
-    ),
+    "modifiers": Entry(dict[str, dict[str, Any]]),
+    "no_decay": Entry(bool),
+    "layer_factor": Entry(float),
 }
 OPTIMIZER = Place(
     "optimizer",
@@ -73,7 +65,6 @@ OPTIMIZER = Place(
     given=("params",),
     default="torch.optim.AdamW",
     also=GROUPING,
-    description="What updates the weights. Default: AdamW.",
 )
 SCHEDULER = Place(
     "scheduler",
@@ -81,32 +72,20 @@ SCHEDULER = Place(
     given=("optimizer",),
     short={**shipped_names((LRScheduler,)), **names_in("loopwright.schedules")},
     also={
-        "every": Entry(
-            Literal["update", "epoch"],
-            description="How often a torch scheduler is stepped; a curve needs no steps.",
-        )
+        "every": Entry(Literal["update", "epoch"]),
     },
-    description="How the learning rate changes: a curve of `loopwright.schedules`, or a scheduler of "
-    "torch.",
 )
 MODEL = Place(
     "model",
     nn.Module,
     also={
-        "optimizer": Entry(one_of_kind(OPTIMIZER), description="Its optimizer."),
-        "scheduler": Entry(one_of_kind(SCHEDULER), description="How the learning rate changes."),
+        "optimizer": Entry(one_of_kind(OPTIMIZER)),
+        "scheduler": Entry(one_of_kind(SCHEDULER)),
     },
     several=True,
-    description="The model, any `torch.nn.Module`; or several by name, each with its optimizer.",
 )
-DATASET = Place(
-    "dataset",
-    Dataset,
-    description="Data sets by key, whose samples are dicts; `train` is trained on.",
-)
-TRAINER = Place(
-    "trainer", BaseTrainer, given=DEPENDENCIES, description="The trainer and its settings."
-)
+DATASET = Place("dataset", Dataset)
+TRAINER = Place("trainer", BaseTrainer, given=DEPENDENCIES)
 
 
 def model_names(config: Config) -> list[str]:
@@ -118,13 +97,25 @@ def model_names(config: Config) -> list[str]:
 @cache
 def schema() -> Schema:
     """The keys of a run file of this interface."""
-    return run_schema(
-        model=MODEL,
-        dataset=DATASET,
-        trainer=TRAINER,
-        optimizer=OPTIMIZER,
-        scheduler=SCHEDULER,
-        initializer=INITIALIZER,
+    data: Any = dict[str, Any]
+    return Schema(
+        {
+            "name": Entry(str | None),
+            "seed": Entry(int | None),
+            "output_path": Entry(Path | None),
+            "tags": Entry(list[str]),
+            "resume": Entry(bool | str | None),
+            "vars": Entry(data),
+            "defaults": Entry(list[Any] | str),
+            "modules": Entry(str),
+            "sweep": Entry(data),
+            "model": Entry(one_of_kind(MODEL), required=True),
+            "datasets": Entry(mapping_of(DATASET), required=True),
+            "trainer": Entry(one_of_kind(TRAINER), required=True),
+            "optimizer": Entry(one_of_kind(OPTIMIZER)),
+            "scheduler": Entry(one_of_kind(SCHEDULER)),
+            "initializer": Entry(one_of_kind(INITIALIZER)),
+        }
     )
 
 

@@ -28,12 +28,11 @@ from ...training.updates import OptimizerChoice
 from .._shared import LoggingTrainer, is_overridden
 from .core import NAMES, WITHOUT_EFFECT, ConfiguredCore, TrainerResult, result_of
 
-CALLBACK = Place("callback", Callback, description="Observes the run.")
+CALLBACK = Place("callback", Callback)
 INITIALIZER = Place(
     "initializer",
     Initializer,
     short={"FromCheckpoint": "loopwright.initializers.FromCheckpoint"},
-    description="Where the first weights come from. Default: the model itself.",
 )
 Count = Annotated[StrictInt, Field(ge=0)]
 Positive = Annotated[StrictInt, Field(ge=1)]
