@@ -11,11 +11,9 @@ import torch.distributed.fsdp
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from loopwright import DistributedRuntime, Mesh, Trainer
-from loopwright.runtime.distributed import Sharding, check_bucket_size, check_settings
+from loopwright import DistributedRuntime, Trainer
 from tests.distributed.ranks import RunRanks
 from tests.distributed.scenarios import assert_same, build_data, weights_of
-from tests.mistakes import raises
 
 
 class Block(nn.Module):
@@ -85,8 +83,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "freed": {"reshard_after_forward": True},
     "kept": {"reshard_after_forward": False},
-    "forward": {"forward_prefetch": 2},
-    "backward": {"backward_prefetch": 2},
 }
 
 
@@ -127,21 +123,6 @@ def test_parameters_that_are_kept_after_the_forward_pass_are_not_gathered_again(
         assert events[last:].count("gather of 2") == in_backward
 
 
-def gathers_before(events: list[str], event: str) -> int:
-    return events[: events.index(event)].count("gather of 2")
-
-
-def test_blocks_ahead_are_gathered_before_this_one_computes(together: list[dict[str, Any]]) -> None:
-    for results in together:
-        before = {
-            name: gathers_before(result["events"], "forward 0") for name, result in results.items()
-        }
-        assert before == {"default": 2, "freed": 2, "kept": 2, "forward": 4, "backward": 2}
-        # torch's own: one ahead
-        assert gathers_before(results["default"]["events"], "backward 2") == 4 + 2
-        assert gathers_before(results["backward"]["events"], "backward 2") == 4 + 3
-
-
 def keep_among_two(rank: int) -> dict[str, Any]:
     return fit(DistributedRuntime("fsdp", reshard_after_forward=2))
 
@@ -155,59 +136,3 @@ def test_a_number_of_ranks_keeps_the_parameters_among_so_many(
         last = events.index("forward 2")
         assert {event for event in events[:last] if "gather" in event} == {"gather of 4"}
         assert {event for event in events[last:] if "gather" in event} == {"gather of 2"}
-
-
-def test_settings_of_sharded_models_are_refused_for_copies() -> None:
-    with raises("not-sharded", "reshard_after_forward, forward_prefetch"):
-        DistributedRuntime("ddp", reshard_after_forward=False, forward_prefetch=1)
-    with raises("not-sharded", "backward_prefetch"):
-        check_settings(Mesh(replicate=2), "fp32", Sharding(backward_prefetch=1).given())
-
-
-@pytest.mark.parametrize("name", ["forward_prefetch", "backward_prefetch"])
-@pytest.mark.parametrize("number", [0, -1, 1.5, True])
-def test_a_number_of_blocks_ahead_is_one_or_more(name: str, number: Any) -> None:
-    with raises("number", f"{name}={number}"):
-        DistributedRuntime("fsdp", **{name: number})
-
-
-def test_gathering_ahead_what_is_not_gathered_is_refused() -> None:
-    with raises("fsdp-settings", "backward_prefetch=2", "reshard_after_forward=False"):
-        DistributedRuntime("fsdp", reshard_after_forward=False, backward_prefetch=2)
-
-
-@pytest.mark.parametrize("number", [1, 3, 4, 8, "all"])
-def test_ranks_to_keep_parameters_among_have_to_divide_the_shards(number: Any) -> None:
-    with raises("fsdp-settings", "divides 4"):
-        Sharding(reshard_after_forward=number).check_size(4)
-    Sharding(reshard_after_forward=2).check_size(4)
-
-
-def gather_ahead_without_blocks(rank: int) -> str:
-    model = nn.Linear(6, 2).double()
-    with raises("no-blocks") as raised:
-        Trainer(
-            model,
-            torch.optim.SGD,
-            nn.MSELoss(),
-            runtime=DistributedRuntime("fsdp", forward_prefetch=1),
-        ).setup()
-    return str(raised.value)
-
-
-def test_gathering_ahead_needs_blocks(shared: RunRanks) -> None:
-    for message in shared(gather_ahead_without_blocks, 2):
-        assert "forward_prefetch=" in message
-
-
-@pytest.mark.parametrize("size", [0, -25, float("nan"), True, "25"])
-def test_a_bucket_has_a_size(size: Any) -> None:
-    with raises("number", "bucket_mb"):
-        DistributedRuntime("ddp", bucket_mb=size)
-
-
-def test_a_sharded_model_has_no_buckets() -> None:
-    with raises("not-sharded", "bucket_mb=50"):
-        DistributedRuntime("fsdp", bucket_mb=50)
-    with raises("not-sharded", "bucket_mb=50"):
-        check_bucket_size(Mesh(replicate=2, shard=2), 50)

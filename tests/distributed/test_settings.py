@@ -277,10 +277,7 @@ def test_a_compiled_model_or_block_changes_neither_weights_nor_names() -> None:
     [
         ("fsdp", "fp16", [], "fp16-sharded"),
         (Mesh(tensor=2, plan=PLAN), "fp16", [], "fp16-sharded"),
-        ("fsdp", "bf16", ["param_dtype"], "given-twice"),
         ("ddp", "fp32", ["cpu_offload"], "not-sharded"),
-        ("ddp", "fp32", ["param_dtype", "reduce_dtype"], "not-sharded"),
-        ("ddp", "fp32", ["find_unused_parameters"], "not-sharded"),
         (Mesh(replicate=2, tensor=2, plan=PLAN), "fp32", ["cpu_offload"], "not-sharded"),
     ],
 )

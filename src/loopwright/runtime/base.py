@@ -4,7 +4,7 @@ device properties."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakSet
@@ -25,21 +25,9 @@ from .dtensor import Mesh
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-_OTHER_NAMES = {  # of precisions, in other frameworks
-    **dict.fromkeys(("bf16-mixed", "bfloat16", torch.bfloat16), "bf16"),
-    **dict.fromkeys(("16-mixed", "16", 16, "float16", "mixed_float16", torch.float16), "fp16"),
-    **dict.fromkeys(("32-true", "32", 32, "float32", "no", torch.float32), "fp32"),
-}
 _wrapped: WeakSet[nn.Module] = WeakSet()
 
 _NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
-
-
-def _precision_hint(precision: object) -> str:
-    """What to write in place of an unknown precision."""
-    name = _OTHER_NAMES.get(precision) if isinstance(precision, Hashable) else None
-    use = f"use one of {', '.join(_DTYPES)}" if name is None else f"write precision={name!r}"
-    return f"{use}. bf16 and fp16 are mixed precision, by autocast; weights stay float32."
 
 
 class Runtime:
@@ -81,7 +69,8 @@ class Runtime:
         if precision not in _DTYPES:
             raise ConfigurationError(
                 "unknown-precision",
-                f"Unknown precision {precision!r}: {_precision_hint(precision)}",
+                f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}. bf16 and fp16 "
+                "are mixed precision, by autocast; weights stay float32.",
             )
         if compile not in (None, "model", "blocks"):
             raise ConfigurationError(
@@ -290,11 +279,10 @@ def checked_device(given: str | torch.device) -> torch.device:
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError):
-        near = " ('cuda' means NVIDIA and AMD GPUs)" if "gpu" in str(given).lower() else ""
         raise ConfigurationError(
             "unknown-device",
-            f"{given!r} is not a device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or "
-            "'mps', or leave it out to use the best available device.",
+            f"{given!r} is not a device that torch knows: write 'cpu', 'cuda' (NVIDIA and AMD "
+            "GPUs), 'cuda:1' or 'mps', or leave it out to use the best available device.",
         ) from None
     problem = ""
     if device.type == "cuda" and torch.version.cuda is None:
@@ -340,13 +328,20 @@ def resolve_runtime(
     precision: str,
     device: Any = None,
     compile: str | None = None,  # noqa: A002  (the name that users know)
+    *,
+    activation_checkpointing: bool = False,
+    **of_ranks: Any,
 ) -> Runtime:
     """The runtime of a trainer, from its arguments.
 
-    `given` is a `Runtime`, a device, "ddp", "fsdp", a `Mesh`, or None: DDP if a launcher started
-    several processes, otherwise the best device. `device` names the device where `given` does not,
-    and must be the same where it does. `compile` is that of `Runtime`, or "step", which the trainer
-    does itself.
+    Args:
+        given: A `Runtime`, a device, "ddp", "fsdp", a `Mesh`, or None: DDP if a launcher started
+            several processes, otherwise the best device.
+        precision: As for `Runtime`.
+        device: The device where `given` names none; the same one where it does.
+        compile: As for `Runtime`, or "step", which the trainer does itself.
+        activation_checkpointing: As for `Runtime`.
+        **of_ranks: Further settings of a `DistributedRuntime`, without effect on one process.
     """
     if compile not in (None, "step", "model", "blocks"):
         raise ConfigurationError(
@@ -354,70 +349,74 @@ def resolve_runtime(
         )
     if dry_run.current is not None:
         device = None  # a dry run is on the CPU
-    runtime = _resolve(
-        given, precision, None if device is None else checked_device(device), compile
+        given = dry_run.current.strategy_for(given, is_built=isinstance(given, Runtime))
+    device = None if device is None else checked_device(device)
+    if isinstance(given, Runtime):
+        _check_given_once(given, precision, device, compile)
+        return given
+    compiled = None if compile == "step" else compile
+    is_strategy = given in (None, "ddp", "fsdp") or isinstance(given, Mesh)
+    if is_strategy and is_launched():
+        from .distributed import DistributedRuntime
+
+        return DistributedRuntime(
+            given or "ddp",
+            device=_device_of_each(device),
+            precision=precision,
+            compile=compiled,
+            activation_checkpointing=activation_checkpointing,
+            **of_ranks,
+        )
+    if isinstance(given, Mesh):
+        given.check(1)
+    runtime = Runtime(
+        device if is_strategy else given,
+        precision,
+        compile=compiled,
+        activation_checkpointing=activation_checkpointing,
     )
-    if device is not None and not _is_same(checked_device(device), runtime.device):
+    _check_given_once(runtime, precision, device, compile)
+    return runtime
+
+
+def _check_given_once(
+    runtime: Runtime, precision: str, device: torch.device | None, compiled: str | None
+) -> None:
+    """Refuse settings beside a runtime that has others."""
+    settings: dict[str, tuple[Any, Any]] = {}
+    if precision not in ("fp32", runtime.precision):
+        settings["precision"] = (precision, runtime.precision)
+    if device is not None and not _is_same(device, runtime.device):
+        settings["device"] = (str(device), str(runtime.device))
+    is_for_trainer = compiled == "step" and runtime.compile is None
+    if compiled not in (None, runtime.compile) and not is_for_trainer:
+        settings["compile"] = (compiled, runtime.compile)
+    for name, (given, own) in settings.items():
         raise ConfigurationError(
             "given-twice",
-            f"device={str(device)!r} was given together with a runtime on "
-            f"{str(runtime.device)!r}: set it in only one place.",
+            f"{name}={given!r} was given together with a runtime that has {name}={own!r}: set it "
+            "in only one place.",
         )
-    return runtime
 
 
 def _is_same(device: torch.device, other: torch.device) -> bool:
     """Whether two devices are the same, where one may lack the index."""
-    return device.type == other.type and (
-        device.index == other.index or None in (device.index, other.index)
-    )
+    is_index_same = device.index == other.index or None in (device.index, other.index)
+    return device.type == other.type and is_index_same
 
 
 def _device_of_each(device: torch.device | None) -> torch.device | None:
     """The device of one of several processes; None where each takes the one of its local rank."""
-    if device is not None and device.index is not None and device.type != "cpu":
+    if device is None or device.type == "cpu":
+        return device
+    index: int | None = device.index
+    if index is not None:
         raise ConfigurationError(
             "one-device-for-all",
             f"device={str(device)!r} was given to several processes, but each process has its own "
             f"device: write {device.type!r}.",
         )
-    return device if device is None or device.type == "cpu" else None
-
-
-def _resolve(
-    given: Any, precision: str, device: torch.device | None, compiled: str | None
-) -> Runtime:
-    """The runtime; `compiled` is "step" where that is the trainer's task and the runtime compiles
-    nothing."""
-    if dry_run.current is not None:
-        given = dry_run.current.strategy_for(given, is_built=isinstance(given, Runtime))
-    if isinstance(given, Runtime):
-        if precision not in ("fp32", given.precision):
-            raise ConfigurationError(
-                "given-twice",
-                f"precision={precision!r} was given together with a runtime of precision "
-                f"{given.precision!r}: set it in only one place, as in "
-                f"Runtime({given.device.type!r}, {precision!r}).",
-            )
-        is_for_trainer = compiled == "step" and given.compile is None
-        if compiled not in (None, given.compile) and not is_for_trainer:
-            raise ConfigurationError(
-                "given-twice",
-                f"compile={compiled!r} was given together with a runtime that was built with "
-                f"compile={given.compile!r}: set it in only one place.",
-            )
-        return given
-    compiled = None if compiled == "step" else compiled
-    is_strategy = given in ("ddp", "fsdp") or isinstance(given, Mesh)
-    if (given is None or is_strategy) and is_launched():
-        from .distributed import DistributedRuntime
-
-        return DistributedRuntime(
-            given or "ddp", device=_device_of_each(device), precision=precision, compile=compiled
-        )
-    if isinstance(given, Mesh):
-        given.check(1)
-    return Runtime(device if is_strategy or given is None else given, precision, compile=compiled)
+    return None
 
 
 Move = Callable[[Any], Any]
@@ -437,7 +436,8 @@ class DeviceFeed:
 
     def start(self, value: Any) -> None:
         """Begin to move the batch that will probably be asked for next; None if there is none."""
-        self._value, self._moved = value, None if value is None else self._move(value)
+        self._value = value
+        self._moved = None if value is None else self._move(value)
 
     def get(self, value: Any) -> Any:
         """Return a batch on the device; it is moved now unless that has begun."""

@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 from .._torch_compat import foreach_div_
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
-from ..errors import ConfigurationError, check_number
+from ..errors import ConfigurationError
 from .base import Runtime, is_meta, move_to
 from .batch_norm import Part, convert, own_buffers
 from .consensus import HostConsensus, RequestConsensus, Stamps
-from .ddp import BUCKET_BYTES, Averaging
+from .ddp import Averaging
 from .dtensor import Mesh, clip_norm, full_tensor, group_by_mesh, local_tensor
 from .environment import Launch
 from .fsdp import (
@@ -54,16 +54,13 @@ class DistributedRuntime(Runtime):
         reshard_after_forward: Whether a block's full parameters are freed after its forward pass
             and gathered again in the backward pass (FSDP2); a number of ranks to keep them among
             instead. By default as torch does.
-        forward_prefetch: The number of blocks whose parameters are gathered ahead in the forward
-            pass (FSDP2).
-        backward_prefetch: The same for the backward pass, where torch gathers one ahead by itself.
         find_unused_parameters: Let the ranks of a sharded model use different parameters.
         sync_batch_norm: Compute batch norms over the batch of all ranks.
         activation_checkpointing: Recompute the activations of repeated blocks in the backward pass.
         compile: Apply `torch.compile` to the "model" or to its repeated "blocks".
         timeout: The seconds that a collective waits for the slowest rank.
         bucket_mb: The size in MiB of the buckets in which gradients are averaged while the backward
-            pass computes the rest ("ddp"); 25 by default, and the first one 1 MiB at most.
+            pass computes the rest ("ddp"); the first one has 1 MiB at most.
 
     Example:
         >>> from functools import partial
@@ -81,29 +78,22 @@ class DistributedRuntime(Runtime):
         reduce_dtype: torch.dtype | None = None,
         cpu_offload: bool = False,
         reshard_after_forward: bool | int | None = None,
-        forward_prefetch: int | None = None,
-        backward_prefetch: int | None = None,
         find_unused_parameters: bool = False,
         sync_batch_norm: bool = False,
         activation_checkpointing: bool = False,
         compile: str | None = None,  # noqa: A002  (the name that users know)
-        timeout: float | timedelta = 600.0,
-        bucket_mb: float | None = None,
+        timeout: float = 600.0,
+        bucket_mb: float = 25.0,
     ) -> None:
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
         sharding = Sharding(
             param_dtype=param_dtype,
             reduce_dtype=reduce_dtype,
             cpu_offload=cpu_offload,
             reshard_after_forward=reshard_after_forward,
-            forward_prefetch=forward_prefetch,
-            backward_prefetch=backward_prefetch,
             find_unused_parameters=find_unused_parameters,
         )
         check_settings(strategy, precision, sharding.given())
-        sharding.check()
-        check_bucket_size(strategy, bucket_mb)
-        self.group = RankGroup.join(device or _own_device(), timeout=seconds)
+        self.group = RankGroup.join(device or _own_device(), timeout=timeout)
         super().__init__(
             self.group.device,
             precision,
@@ -113,7 +103,6 @@ class DistributedRuntime(Runtime):
         self.rank = self.group.rank
         self.world = self.group.world
         self.mesh = self._resolve(strategy)
-        sharding.check_size(self.mesh.shard)
         self.sharding = sharding
         self._device_mesh: Any = None
         self.num_shares = self.mesh.data_size
@@ -131,7 +120,7 @@ class DistributedRuntime(Runtime):
         self.averaging = Averaging(
             self.data_group,
             self.mesh.data_size,
-            max_bytes=BUCKET_BYTES if bucket_mb is None else max(int(bucket_mb * (1 << 20)), 1),
+            max_bytes=max(int(bucket_mb * (1 << 20)), 1),
             gather=self.gather_objects,
             new_group=self._new_data_group,
         )
@@ -187,11 +176,9 @@ class DistributedRuntime(Runtime):
             return  # by an earlier trainer
         if not is_meta(module):
             module.to(self.device)
-            broadcast_module(module, None)
-        elif not any(
-            param.requires_grad for param in module.parameters()
-        ):  # it will not be wrapped
-            self._materialise(module)
+            broadcast_module(module)
+        elif not any(param.requires_grad for param in module.parameters()):
+            self._materialise(module)  # it will not be wrapped
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
         """Shard the model as the mesh says; returns new parameters by the ids of the old ones."""
@@ -213,9 +200,8 @@ class DistributedRuntime(Runtime):
             names = ("replicate", "shard") if self.mesh.replicate > 1 else ("shard",)
             given = self.sharding.arguments(self.is_host)
             again = shard_module(module, self.device_mesh[names], **given)
-            replaced = (
-                again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
-            )
+            earlier = replaced
+            replaced = {old: again[id(new)] for old, new in earlier.items()} if earlier else again
             self._shards.add(module, self._reduce_scatter)
         if was_meta and self.mesh.is_sharded:
             self._materialise(module)
@@ -228,13 +214,9 @@ class DistributedRuntime(Runtime):
         """Initialise a model on the meta device from the random numbers of rank 0, on all ranks."""
         torch.set_rng_state(self.broadcast_object(torch.get_rng_state()))
         materialise(module, self.device)
-        problems = [
-            problem
-            for problem in self.gather_objects(find_bad_value(module))
-            if problem is not None
-        ]
-        if problems:
-            raise ConfigurationError("ranks-differ", problems[0])
+        for problem in self.gather_objects(find_bad_value(module)):
+            if problem is not None:
+                raise ConfigurationError("ranks-differ", problem)
 
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
         if self.mesh.is_sharded:
@@ -376,10 +358,8 @@ class DistributedRuntime(Runtime):
 
     def sum_count(self, count: Any) -> Any:
         """The sum of a number of items over the ranks that work on different samples."""
-        total = torch.as_tensor(
-            count, dtype=torch.float64 if self.is_host else torch.float32, device=self.device
-        )
-        total = total.detach().clone()
+        dtype = torch.float64 if self.is_host else torch.float32
+        total = torch.as_tensor(count, dtype=dtype, device=self.device).detach().clone()
         dist.all_reduce(total, group=self.data_group)
         return total
 
@@ -441,55 +421,25 @@ STRATEGIES = ("ddp", "fsdp")
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The settings of a model that FSDP2 shards; torch's own hold where nothing is given."""
+    """The settings of a model that FSDP2 shards."""
 
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
     cpu_offload: bool = False
     reshard_after_forward: bool | int | None = None
-    forward_prefetch: int | None = None
-    backward_prefetch: int | None = None
     find_unused_parameters: bool = False
 
     def given(self) -> list[str]:
         """The names of the settings that were given."""
         return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
 
-    def check(self) -> None:
-        """Refuse numbers of blocks that are none, and a backward pass that has nothing to
-        gather."""
-        for name in ("forward_prefetch", "backward_prefetch"):
-            if (number := getattr(self, name)) is not None:
-                check_number(name, number, least=1, of="blocks", otherwise="None for torch's own")
-        if self.reshard_after_forward is False and self.backward_prefetch is not None:
-            raise ConfigurationError(
-                "fsdp-settings",
-                f"backward_prefetch={self.backward_prefetch} and reshard_after_forward=False "
-                "contradict each other: parameters that are kept after the forward pass are not "
-                "gathered again in the backward pass. Leave one of them out.",
-            )
-
-    def check_size(self, shard: int) -> None:
-        """Refuse a number of ranks that does not divide the shards."""
-        reshard = self.reshard_after_forward
-        if reshard is None or isinstance(reshard, bool):
-            return
-        if not isinstance(reshard, int) or not 1 < reshard < shard or shard % reshard:
-            raise ConfigurationError(
-                "fsdp-settings",
-                f"reshard_after_forward={reshard!r}: use True (free parameters after the forward "
-                "pass), False (keep them), or a number of ranks to keep them among, above 1 and "
-                f"below {shard}, that divides {shard}.",
-            )
-
     def arguments(self, is_host: bool) -> dict[str, Any]:
         """The settings as `shard_module` takes them."""
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
-        names = ("reshard_after_forward", "forward_prefetch", "backward_prefetch")
-        given: dict[str, Any] = {
-            name: getattr(self, name) for name in names if getattr(self, name) is not None
-        }
+        given: dict[str, Any] = {}
+        if self.reshard_after_forward is not None:
+            given["reshard_after_forward"] = self.reshard_after_forward
         if self.param_dtype is not None or self.reduce_dtype is not None:
             given["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype
@@ -502,41 +452,26 @@ class Sharding:
 def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]) -> None:
     """Refuse settings that contradict each other; `sharding` lists the given settings of sharded
     models."""
-    if not isinstance(strategy, Mesh) and strategy not in STRATEGIES:
+    if isinstance(strategy, Mesh):
+        has_shards = strategy.shard > 1
+        is_sharded = strategy.is_sharded
+    elif strategy in STRATEGIES:
+        has_shards = strategy == "fsdp"
+        is_sharded = has_shards
+    else:
         raise ConfigurationError(
             "unknown-runtime",
             f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.",
         )
-    is_sharded = strategy.is_sharded if isinstance(strategy, Mesh) else strategy == "fsdp"
     if is_sharded and precision == "fp16":
         raise ConfigurationError(
             "fp16-sharded",
             "precision='fp16' does not work with a sharded model: each process would scale the "
             "loss by its own part of the gradients. Use precision='bf16', or runtime='ddp'.",
         )
-    if precision != "fp32" and "param_dtype" in sharding:
-        raise ConfigurationError(
-            "given-twice",
-            f"precision={precision!r} and param_dtype= are two ways to compute in lower "
-            "precision: leave one out.",
-        )
-    if sharding and not (strategy.shard > 1 if isinstance(strategy, Mesh) else is_sharded):
+    if sharding and not has_shards:
         raise ConfigurationError(
             "not-sharded",
             f"{', '.join(sharding)}: only for a sharded model. Use runtime='fsdp' or a Mesh with "
-            "shard > 1, or leave it out (with runtime='ddp', precision='bf16' gives mixed "
-            "precision, and unused parameters need no setting).",
-        )
-
-
-def check_bucket_size(strategy: str | Mesh, bucket_mb: float | None) -> None:
-    """Refuse a size that is none, or that is given where FSDP2 reduces the gradients."""
-    if bucket_mb is None:
-        return
-    check_number("bucket_mb", bucket_mb, above=0, is_whole=False, of="MiB")
-    if strategy == "fsdp" or (isinstance(strategy, Mesh) and strategy.shard > 1):
-        raise ConfigurationError(
-            "not-sharded",
-            f"bucket_mb={bucket_mb!r}: only for runtime='ddp'. FSDP2 reduces the gradients of a "
-            "sharded model block by block: leave it out.",
+            "shard > 1, or leave it out.",
         )

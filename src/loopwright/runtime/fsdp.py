@@ -21,6 +21,7 @@ from .._torch_compat.compiling import compile_in_place
 from .._torch_compat.distributed import checkpoint_activations as make_checkpointed
 from .._torch_compat.distributed import full_parameter, sharded_parameters
 from ..errors import ConfigurationError
+from ..text import nearest
 from .dtensor import Mesh, copy_into, group_by_mesh, local_tensor, mesh_of
 
 
@@ -107,12 +108,10 @@ def check_values(module: nn.Module) -> None:
         raise ConfigurationError("ranks-differ", problem)
 
 
-def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Broadcast the parameters and buffers of the first rank."""
-    source = 0 if group is None else dist.get_global_rank(group, 0)
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=source, group=group)
+def broadcast_module(module: nn.Module) -> None:
+    """Broadcast the parameters and buffers of rank 0."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -121,12 +120,16 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     blocks: list[nn.Module] = []
     for container in module.modules():
         if isinstance(container, nn.ModuleList | nn.Sequential):
-            children = [child for child in container if any(True for _ in child.parameters())]
-            compound = [child for child in children if any(True for _ in child.children())]
-            if len(compound) > 1 and len({type(child) for child in compound}) == 1:
+            compound = [part for part in container if _is_compound(part)]
+            if len(compound) > 1 and len({type(part) for part in compound}) == 1:
                 blocks += compound
     inner = {id(part) for block in blocks for part in block.modules() if part is not block}
     return [block for block in blocks if id(block) not in inner]
+
+
+def _is_compound(module: nn.Module) -> bool:
+    """Whether a module has parameters and modules inside it."""
+    return bool(list(module.parameters())) and bool(list(module.children()))
 
 
 def _require(blocks: Sequence[nn.Module], setting: str, advice: str) -> None:
@@ -142,45 +145,25 @@ def parallelize_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
     """Apply tensor parallelism by the mesh's plan."""
     from torch.distributed.tensor.parallel import parallelize_module
 
-    names = {name for name, _ in module.named_modules()}
-    unknown = [
-        pattern for pattern in mesh.plan or {} if "*" not in pattern and pattern not in names
-    ]
-    if unknown:
-        raise ConfigurationError(
-            "mesh-plan",
-            f"Mesh(plan=...) names {', '.join(unknown)}, which the model does not have; it has: "
-            f"{', '.join(sorted(name for name in names if name))}.",
-        )
+    names = [name for name, _ in module.named_modules()]
+    for pattern in mesh.plan or {}:
+        if "*" not in pattern and pattern not in names:
+            raise ConfigurationError(
+                "mesh-plan",
+                f"Mesh(plan=...) names {pattern}, which the model does not have: "
+                f"{nearest(pattern, names[1:])}",
+            )
     parallelize_module(module, device_mesh["tensor"], dict(mesh.plan or {}))
 
 
-def shard_module(
-    module: nn.Module,
-    device_mesh: Any,
-    *,
-    forward_prefetch: int = 0,
-    backward_prefetch: int = 0,
-    **settings: Any,
-) -> dict[int, nn.Parameter]:
+def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[int, nn.Parameter]:
     """Shard every repeated block, then the rest (FSDP2). Returns the new parameters under the ids
     of the old ones."""
     from torch.distributed.fsdp import fully_shard
 
     before = dict(module.named_parameters())
-    blocks = blocks_of(module)
-    if forward_prefetch or backward_prefetch:
-        _require(blocks, "forward_prefetch= and backward_prefetch=", "leave them out")
-    for block in blocks:
-        fully_shard(block, mesh=device_mesh, **settings)
-    fully_shard(module, mesh=device_mesh, **settings)
-    for at, block in enumerate(blocks):  # as many as come after it in the pass
-        part: Any = block
-        if forward_prefetch:
-            part.set_modules_to_forward_prefetch(blocks[at + 1 : at + 1 + forward_prefetch])
-        if backward_prefetch:
-            earlier = blocks[max(at - backward_prefetch, 0) : at]
-            part.set_modules_to_backward_prefetch(earlier[::-1])
+    for part in (*blocks_of(module), module):
+        fully_shard(part, mesh=device_mesh, **settings)
     after = dict(module.named_parameters())
     return {id(param): after[name] for name, param in before.items()}
 
@@ -205,13 +188,14 @@ def compile_parts(module: nn.Module, what: str) -> None:
 def disable_unsupported_steps(optimizer: Optimizer) -> None:
     """Turn off fused and foreach steps that torch lacks for sharded parameters, or for several
     device meshes."""
-    options: tuple[str, ...] = (
-        () if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else ("fused",)
-    )
-    if len(group_by_mesh(p for group in optimizer.param_groups for p in group["params"])) > 1:
-        options = ("foreach", "fused")
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    lacks_foreach = len(group_by_mesh(params)) > 1
+    is_adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     for group in optimizer.param_groups:
-        group.update({option: False for option in options if option in group})
+        if "foreach" in group and lacks_foreach:
+            group["foreach"] = False
+        if "fused" in group and (lacks_foreach or not is_adam):
+            group["fused"] = False
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
@@ -228,9 +212,6 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
             start += tensor.numel()
 
 
-Gather = Callable[[Any], list[Any]]
-
-
 class ShardedModels:
     """The sharded models of a trainer.
 
@@ -239,7 +220,7 @@ class ShardedModels:
     error; with `finds_unused` every backward pass is checked, and missing gradients are zeros.
     """
 
-    def __init__(self, gather: Gather, *, finds_unused: bool = False) -> None:
+    def __init__(self, gather: Callable[[Any], list[Any]], *, finds_unused: bool = False) -> None:
         self.modules: WeakSet[Any] = WeakSet()
         self.is_used = False  # whether there has been a sharded model
         self._gather = gather
@@ -281,8 +262,7 @@ class ShardedModels:
         """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd
         knows."""
         # By the first parameter and their number, which are the same on all ranks: lists are made
-        # anew, and a list's id
-        # that is used again on one rank only would let this rank wait for the others.
+        # anew, and a list's id that is used again on one rank only would let it wait for others.
         key = (id(params[0]), len(params)) if params else (0, 0)
         if is_last and (self._finds_unused or key not in self._checked):
             self._checked.add(key)
@@ -299,9 +279,9 @@ class ShardedModels:
             self._fill(trained, used)
             return
         unused = [self._name(p) for p, is_used in zip(trained, used, strict=True) if not is_used]
-        others = [names for names in self._gather(unused) if names is not None]
-        if any(names != unused for names in others):
-            raise ConfigurationError("forward-outside-model", _explanation(others))
+        every = self._gather(unused)
+        if any(names != unused for names in every):
+            raise ConfigurationError("forward-outside-model", _explanation(every))
 
     def _fill(self, params: Sequence[nn.Parameter], used: Sequence[bool]) -> None:
         """Zeros for gradients that only other ranks have; a parameter that no rank uses keeps
@@ -338,14 +318,11 @@ class ShardedModels:
     def _has_gradient(self, param: nn.Parameter) -> bool:
         """Whether an earlier step of the window left one."""
         holder = self._holders.get(id(param))
-        accumulated = (
-            None if holder is None else getattr(holder, "unsharded_accumulated_grad", None)
-        )
+        accumulated = getattr(holder, "unsharded_accumulated_grad", None)
         return self._full(param).grad is not None or accumulated is not None
 
     def _name(self, param: nn.Parameter) -> str:
-        holder = self._holders.get(id(param))
-        wanted = {id(param), id(self._full(param))} if holder is not None else {id(param)}
+        wanted = (id(param), id(self._full(param)))
         for module in self.modules:
             for name, own in module.named_parameters():
                 if id(own) in wanted:
@@ -379,14 +356,13 @@ def leaves_of(loss: Tensor) -> set[int]:
 
 def _explanation(unused: Sequence[Sequence[str]]) -> str:
     common = set(unused[0]).intersection(*unused[1:])
-    listed = "; ".join(
-        f"on rank {rank}: "
-        f"{', '.join(name for name in names if name not in common) or 'none of them'}"
-        for rank, names in enumerate(unused)
-    )
+    lines = []
+    for rank, names in enumerate(unused):
+        own = [name for name in names if name not in common]
+        lines.append(f"on rank {rank}: {', '.join(own) or 'none of them'}")
     return (
         "The loss does not depend on the same parameters on all processes, which a sharded model "
-        f"needs to sum up gradients. Parameters without a gradient: {listed}. Use all parameters "
+        f"needs to sum up gradients. Parameters without a gradient: {'; '.join(lines)}. Use all parameters "
         "on every process, or pass DistributedRuntime('fsdp', find_unused_parameters=True), "
         "which adds a check to every backward pass."
     )

@@ -25,7 +25,7 @@ from ...metrics.progress import Progress
 from ...metrics.result import StepResult
 from ...optim.build import build_schedule, named
 from ...run.experiment import describe_dataset
-from ...runtime.base import is_launched
+from ...runtime import resolve_runtime
 from ...text import nearest
 from ...training.program import Changes, Display, MessageNames
 from ...training.supervised import call_model, describe
@@ -418,15 +418,13 @@ def _settings_as_callbacks(config: BaseTrainerConfig) -> list[Callback]:
 def _runtime_of(config: BaseTrainerConfig, given: Any) -> Any:
     """What the core is to run on: as given; FSDP2 is told where copies may differ in what they
     use."""
-    if not (config.find_unused_params and given == "fsdp" and is_launched()):
+    if not (config.find_unused_params and given == "fsdp"):
         return given
-    from ...runtime.distributed import DistributedRuntime
-
-    return DistributedRuntime(
+    return resolve_runtime(
         "fsdp",
-        find_unused_parameters=True,
-        precision=config.core_precision,
+        config.core_precision,
         compile="model" if config.use_torch_compile is True else None,
+        find_unused_parameters=True,
     )
 
 

@@ -14,8 +14,7 @@ import torch
 
 from ...errors import ConfigurationError, check_number
 from ...optim.build import Interval
-from ...runtime import Mesh, Runtime
-from ...runtime.base import is_launched
+from ...runtime import Mesh, Runtime, resolve_runtime
 from ...runtime.environment import Launch
 
 _is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
@@ -212,24 +211,23 @@ def check_config(config: DreamTrainerConfig) -> None:
 
 def build_runtime(config: DreamTrainerConfig) -> Runtime:
     """The device, or the processes, that the settings ask for."""
-    options: dict[str, Any] = {
-        "precision": config.precision,
-        "activation_checkpointing": config.activation_checkpointing,
-        "compile": "model" if config.compile_model else None,
-    }
-    if config.strategy == "single" or not is_launched():
-        if isinstance(config.strategy, Mesh):
-            config.strategy.check(1)
-        return Runtime(config.device, **options)
-    from ...runtime.distributed import DistributedRuntime
-
-    return DistributedRuntime(
+    compiled = "model" if config.compile_model else None
+    if config.strategy == "single":
+        return Runtime(
+            config.device,
+            config.precision,
+            activation_checkpointing=config.activation_checkpointing,
+            compile=compiled,
+        )
+    return resolve_runtime(
         _arranged(config),
-        device=config.device,
+        config.precision,
+        config.device,
+        compiled,
+        activation_checkpointing=config.activation_checkpointing,
         sync_batch_norm=config.sync_batch_norm,
         cpu_offload=config.cpu_offload,
         find_unused_parameters=config.find_unused_parameters,
-        **options,
     )
 
 
@@ -239,7 +237,8 @@ def _arranged(config: DreamTrainerConfig) -> str | Mesh:
     if config.strategy != "hsdp":
         return "ddp" if config.strategy == "auto" else config.strategy
     launch = Launch.from_environment()
-    assert launch is not None  # there are several processes
+    if launch is None:
+        return "fsdp"  # which changes nothing on one process
     num_shards = config.num_shards or launch.local_world
     if launch.world % num_shards:
         raise ConfigurationError(
