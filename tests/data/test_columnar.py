@@ -1,7 +1,6 @@
 """Batches selected from columns are those of fetching and collating samples, bit for bit; counted,
 not timed."""
 
-import random
 import warnings
 from collections import namedtuple
 from typing import Any
@@ -21,13 +20,12 @@ from torch.utils.data import (
     default_collate,
 )
 
-from loopwright.data import BatchTransform, derive_seed, open_stream
+from loopwright.data import derive_seed, open_stream
 from loopwright.data.columnar import collate_samples
 from loopwright.data.columns import from_columns
 from loopwright.data.indexed import IndexedStream, TensorStream
 from loopwright.data.order import derive_seeds
 from tests.data.example_data import Numbers, same, values
-from tests.mistakes import raises
 
 Pair = namedtuple("Pair", "x y")
 LENGTH = 12
@@ -225,15 +223,6 @@ def test_subclasses_of_containers_and_tensors_are_not_passed_over():
             ]
 
 
-def test_a_length_that_is_too_long_ends_in_the_error_of_the_data_set():
-    class Lying(Numbers):
-        def __getitem__(self, index):
-            return [10, 20, 30][index]
-
-    with pytest.raises(IndexError):
-        values(open_stream(Lying(5), batch_size=2, seed=0, shuffle=False))
-
-
 def test_a_length_that_is_too_short_ends_the_epoch():
     class Short(TensorDataset):
         def __len__(self) -> int:
@@ -311,14 +300,6 @@ READ_ONLY = {
         "data": (rows, [str(number) for number in range(12)]),
         "collate_fn": doubled,
     },
-    "in a loader": lambda rows: {
-        "data": DataLoader(BatchTransform((rows, tensor()), list), 4, collate_fn=doubled)
-    },
-    "sample by sample": lambda rows: {
-        "data": DataLoader(
-            BatchTransform((rows, tensor()), lambda sample: [sample[0].mul_(2)]), batch_size=None
-        )
-    },
 }
 
 
@@ -334,56 +315,6 @@ def test_a_collate_function_may_write_into_samples_of_read_only_memory(tmp_path,
     assert same(values(stream, 0), expected)
     assert same(values(stream, 1), expected)
     assert np.array_equal(rows, array)
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda rows: rows[::-1], "array-layout"),
-        (lambda rows: rows.view(">f4"), "array-layout"),
-    ],
-)
-def test_a_memory_mapped_array_that_torch_cannot_read_in_place_is_an_error(tmp_path, make, what):
-    rows = np.memmap(tmp_path / "rows", dtype=np.float32, mode="w+", shape=(12, 2))
-    with raises(what):
-        open_stream(make(rows), seed=0, shuffle=False)
-
-
-def flip(batch: list[Any]) -> list[Any]:
-    return [batch[0] * torch.rand(len(batch[0])) + random.random(), batch[1]]
-
-
-@pytest.mark.parametrize(
-    "data", [(tensor(), tensor()), TensorDataset(tensor(), tensor())], ids=["tensors", "data set"]
-)
-def test_a_transform_of_batches_is_called_once_for_each_batch_and_draws_the_same_anywhere(data):
-    calls = []
-
-    def transform(batch: list[Any]) -> list[Any]:
-        calls.append(len(batch[0]))
-        return flip(batch)
-
-    whole = values(open_stream(BatchTransform(data, transform), batch_size=5, seed=3, shuffle=True))
-    assert calls == [5, 5, 5, 2]  # the first again, once it is known to draw from two generators
-    loader = DataLoader(BatchTransform(data, flip), batch_size=5, shuffle=True, num_workers=1)
-    assert same(values(open_stream(loader, seed=3, shuffle=True)), whole)
-    stream = open_stream(BatchTransform(data, flip), batch_size=5, seed=3, shuffle=True)
-    stream.begin(0)
-    stream.take(1)
-    resumed = open_stream(BatchTransform(data, flip), batch_size=5, seed=3, shuffle=True)
-    resumed.load_state_dict(stream.state_dict())
-    assert same([batch.value for batch in resumed], whole[1:])
-
-
-def test_a_transform_of_batches_has_samples_too():
-    data = BatchTransform((tensor(), tensor()), lambda batch: [batch[0] + 1, batch[1]])
-    assert [float(part) for part in data[3]] == [4.0, 3.0]
-    assert len(data) == 12
-
-
-def test_a_transform_of_what_has_no_samples_is_an_error():
-    with raises("samples-without-index"):
-        BatchTransform(iter([1]), flip)
 
 
 class Sized(Dataset[Any]):

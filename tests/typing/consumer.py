@@ -30,7 +30,6 @@ from loopwright import (
     schedules,
     tuning,
 )
-from loopwright.data import BatchTransform
 from loopwright.interfaces import adversarial, configured, lifecycle, modular, simple
 
 x = torch.ones(8, 2)
@@ -132,7 +131,6 @@ trainer.load(Path("checkpoint"))
 rate: float | None = tuning.find_learning_rate(trainer, data).suggestion
 callbacks.EMA(0.99)
 loopwright.seed_everything(1)
-trainer.train(BatchTransform((x, x), lambda batch: batch), num_updates=1)
 configured.BaseTrainerConfig(max_epochs=3, forward_properties=["pixels"])
 adversarial.Config()
 

@@ -12,33 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    ConcatDataset,
-    StackDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate, get_worker_info
 
-from .columns import NamedColumns, as_indices, as_tensor, is_mapped_array, is_plain_tensor
+from .columns import NamedColumns, as_tensor, is_mapped_array, is_plain_tensor, not_negative
 from .stream import MAX_BY_VALUE
 
 Select = Callable[[Tensor], Any]
 
 
 class SelectedColumns(NamedTuple):
-    """Selects batches by indices of 0 or more; `form` is the nested structure of dtypes and shapes
-    of rows."""
+    """Selects batches by indices of 0 or more."""
 
     select: Select
     length: int
-    form: Any  # None for a list, whose entries may be anything
-
-    @property
-    def is_known(self) -> bool:
-        """Whether all columns are tensors or arrays."""
-        return _is_known(self.form)
+    has_lists: bool = False  # whose entries may be anything
 
 
 def columns_of(dataset: Any) -> SelectedColumns | None:
@@ -53,7 +40,7 @@ def is_mapped(dataset: Any) -> bool:
         return is_mapped_array(dataset)
     if isinstance(dataset, Subset):
         return is_mapped(dataset.dataset)
-    if isinstance(dataset, (StackDataset, ConcatDataset)):
+    if isinstance(dataset, StackDataset):
         datasets: Any = dataset.datasets
         return any(map(is_mapped, datasets.values() if isinstance(datasets, dict) else datasets))
     return False
@@ -63,9 +50,7 @@ def _of_tensor(tensor: Tensor) -> SelectedColumns | None:
     if tensor.dim() == 0 or not is_plain_tensor(tensor) or not tensor.is_cpu:
         return None
     select = tensor.index_select
-    return SelectedColumns(
-        lambda indices: select(0, indices), len(tensor), (tensor.dtype, tensor.shape[1:])
-    )
+    return SelectedColumns(lambda indices: select(0, indices), len(tensor))
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> SelectedColumns | None:
@@ -83,7 +68,7 @@ def _of_list(samples: list[Any], kind: Callable[[Iterable[Any]], Any] = list) ->
     return SelectedColumns(
         lambda indices: collate_samples(kind(samples[n] for n in indices.tolist())),
         len(samples),
-        None,
+        has_lists=True,
     )
 
 
@@ -95,9 +80,10 @@ def _of_parts(
     if not columns or len(known) < len(columns):
         return None
     selects = [column.select for column in known]
-    form = [column.form for column in known]
     return SelectedColumns(
-        lambda indices: [select(indices) for select in selects], known[0].length, form
+        lambda indices: [select(indices) for select in selects],
+        known[0].length,
+        any(column.has_lists for column in known),
     )
 
 
@@ -106,11 +92,7 @@ def _of_named(parts: dict[str, Any]) -> SelectedColumns | None:
     if columns is None:
         return None
     select = columns.select
-    names = list(parts)
-    form = dict(zip(names, columns.form, strict=True))
-    return SelectedColumns(
-        lambda indices: dict(zip(names, select(indices), strict=True)), columns.length, form
-    )
+    return columns._replace(select=lambda indices: dict(zip(parts, select(indices), strict=True)))
 
 
 def _of_stack(dataset: StackDataset[Any]) -> SelectedColumns | None:
@@ -119,56 +101,14 @@ def _of_stack(dataset: StackDataset[Any]) -> SelectedColumns | None:
 
 
 def _of_subset(dataset: Subset[Any]) -> SelectedColumns | None:
-    inner = columns_of(dataset.dataset)
-    chosen = dataset.indices
-    if inner is None or inner.form is None:
+    whole: Any = dataset.dataset
+    inner = columns_of(whole)
+    if inner is None or type(whole) is list:
         return None
-    every = as_indices(chosen)
-    every = torch.where(every < 0, every + inner.length, every)  # counted from the end
-    return SelectedColumns(lambda indices: inner.select(every[indices]), len(every), inner.form)
-
-
-def _of_concatenation(dataset: ConcatDataset[Any]) -> SelectedColumns | None:
-    parts = [columns_of(part) for part in dataset.datasets]
-    known = [part for part in parts if part is not None]
-    if (
-        len(known) < len(parts)
-        or not known[0].is_known
-        or any(part.form != known[0].form for part in known)
-    ):
-        return None
-    ends = torch.tensor(dataset.cumulative_sizes)
-    starts = [0, *dataset.cumulative_sizes]
-
-    def select(indices: Tensor) -> Any:
-        numbers = torch.bucketize(indices, ends, right=True)
-        found = sorted(set(numbers.tolist()))
-        places = [(numbers == number).nonzero().flatten() for number in found]
-        batches = [
-            known[n].select(indices[at] - starts[n]) for n, at in zip(found, places, strict=True)
-        ]
-        return _merged(batches, places) if len(found) > 1 else batches[0]
-
-    return SelectedColumns(select, starts[-1], known[0].form)
-
-
-def _is_known(form: Any) -> bool:
-    if isinstance(form, dict):
-        form = list(form.values())
-    return all(map(_is_known, form)) if isinstance(form, list) else form is not None
-
-
-def _merged(batches: Sequence[Any], places: Sequence[Tensor]) -> Any:
-    """Return one batch of several; `places` are the places of their samples in it."""
-    first = batches[0]
-    if isinstance(first, dict):
-        return {name: _merged([batch[name] for batch in batches], places) for name in first}
-    if isinstance(first, list):
-        return [_merged(column, places) for column in zip(*batches, strict=True)]
-    merged = first.new_empty((sum(map(len, places)), *first.shape[1:]))
-    for batch, at in zip(batches, places, strict=True):
-        merged.index_copy_(0, at, batch)
-    return merged
+    every = not_negative(dataset.indices, inner.length)
+    return SelectedColumns(
+        lambda indices: inner.select(every[indices]), len(every), inner.has_lists
+    )
 
 
 _KINDS: dict[type, Callable[[Any], SelectedColumns | None]] = {
@@ -180,7 +120,6 @@ _KINDS: dict[type, Callable[[Any], SelectedColumns | None]] = {
     NamedColumns: lambda dataset: _of_named(dataset.columns),
     StackDataset: _of_stack,
     Subset: _of_subset,
-    ConcatDataset: _of_concatenation,
 }
 
 

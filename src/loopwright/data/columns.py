@@ -5,24 +5,21 @@ from __future__ import annotations
 
 import mmap
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset
 
 from ..errors import DataError
 
-ACCEPTED = (
-    "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another "
-    "iterable of batches"
+_DTYPES = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 )
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_COMPLEX = (torch.complex64, torch.complex128)
-_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_DTYPES = frozenset(_FLOATS + _COMPLEX + _INTEGERS)
 # an attribute of tensors in such memory: torch would write there, and the process would end
 _READ_ONLY = "_is_read_only"
 
@@ -40,91 +37,33 @@ class NamedColumns(Dataset[dict[str, Tensor]]):
         return {name: column[index] for name, column in self.columns.items()}
 
 
-class BatchTransform(Dataset[Any]):
-    """Data whose batches go through a function: `transform(batch)` gets a whole batch and returns
-    the new one.
-
-    One call for each batch, in place of one for each sample. The random numbers that it draws (from
-    torch, numpy or `random`) depend on the seed, the epoch and the first index of the batch; a
-    resumed run draws the same.
-
-    Args:
-        data: Tensors or arrays, alone, as a tuple or as a dict, or a data set with indices.
-        transform: Gets a batch as the model would get it without this class, and returns the batch
-            for the model.
-
-    >>> import torch
-    >>> from loopwright.data import BatchTransform, open_stream
-    >>> data = BatchTransform((torch.arange(4.0)[:, None], torch.zeros(4)), lambda batch: [batch[0] * 10, batch[1]])
-    >>> open_stream(data, batch_size=2, seed=0, shuffle=False).take(1)[0].value[0].tolist()
-    [[0.0], [10.0]]
-    """
-
-    def __init__(self, data: Any, transform: Callable[[Any], Any]) -> None:
-        is_columns = isinstance(data, (Tensor, np.ndarray, tuple, Mapping)) and not isinstance(
-            data, Dataset
-        )
-        self.data: Any = from_columns(data) if is_columns else data
-        if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
-            raise DataError(
-                "samples-without-index",
-                f"BatchTransform was given a {type(data).__name__}, whose samples have no index: "
-                "pass tensors, arrays or a data set with `__getitem__` and `__len__`. To use a "
-                "DataLoader, put it around the transform: `DataLoader(BatchTransform(...))`.",
-            )
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample: the only one of a batch of one."""
-        return _first(self.transform(default_collate([self.data[index]])))
-
-
-def _first(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {name: _first(part) for name, part in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return tuple(map(_first, batch))
-    return batch[0]
-
-
 def from_columns(data: Any) -> Any:
     """Return a data set of the rows of a tensor, or of a tuple or dict of tensors; any other tuple
     unchanged."""
-    if isinstance(data, Mapping):
-        if _has_lists(list(data.values())):
-            return StackDataset(**dict(zip(data, _stacked(data.values()), strict=True)))
-        _check_names(data)
-        return NamedColumns(
-            dict(zip(data, _columns(data.values(), "a dict", list(data)), strict=True))
-        )
-    if not isinstance(data, tuple):
-        if data.ndim == 1:
-            raise DataError(
-                "one-dimension",
-                f"Data is a {type(data).__name__} of one dimension, whose rows are single "
-                "numbers: for one sample write `x[None]`, for samples of one number each `x[:, "
-                "None]`, for inputs and targets `(x, y)`.",
-            )
-        return TensorDataset(*_columns([data], f"a {type(data).__name__}", [""]))
-    if any(isinstance(part, (Dataset, DataLoader)) for part in data):
+    if not isinstance(data, tuple | Mapping):
+        return TensorDataset(*_columns({"": data}).values())
+    is_named = isinstance(data, Mapping)
+    named = dict(data) if is_named else {f"entry {n}": part for n, part in enumerate(data)}
+    parts: list[Any] = list(named.values())
+    if _has_lists(parts):
+        stacked: dict[str, Any] = {
+            name: part if isinstance(part, list) else _tensor(part) for name, part in named.items()
+        }
+        return StackDataset(**stacked) if is_named else StackDataset(*stacked.values())
+    if parts and all(map(_is_column, parts)):
+        columns = _columns(named)
+        return NamedColumns(columns) if is_named else TensorDataset(*columns.values())
+    looks_like_columns = any(
+        _is_column(part) or is_frame(part) or isinstance(part, Dataset | DataLoader)
+        for part in parts
+    )
+    if is_named or looks_like_columns:
         raise DataError(
-            "train-and-eval-in-one",
-            f"Data is a tuple of {_kinds(data)}: pass the training data alone, and the evaluation "
-            "data as `eval_data=`.",
-        )
-    if data and all(_is_column(part) for part in data):
-        return TensorDataset(*_columns(data, "a tuple", [f"entry {n}" for n in range(len(data))]))
-    if _has_lists(data):
-        return StackDataset(*_stacked(data))
-    if any(_is_column(part) or is_frame(part) for part in data):
-        raise DataError(
-            "tuple-of-no-arrays",
-            f"Data is a tuple of {_kinds(data)}: for inputs and targets, make all of them tensors "
-            "or arrays with one row per sample, such as `frame.to_numpy('float32')`. Write several "
-            "inputs as `(x1, x2, y)`; for batches, pass a list.",
+            "not-columns",
+            f"Data is a {type(data).__name__} of {_kinds(parts)}: a tuple or a dict is one data "
+            "set of tensors or arrays with one row per sample, such as `(x, y)`. Make columns of a "
+            "data frame with `frame.to_numpy('float32')`, pass evaluation data as `eval_data=`, "
+            "and batches as a list.",
         )
     return data
 
@@ -132,35 +71,37 @@ def from_columns(data: Any) -> Any:
 def check_list(data: list[Any]) -> None:
     """Raise a `DataError` for a list that contains columns or samples; a list is expected to
     contain batches."""
-    if not data:
-        return
-    first = data[0]
-    is_column = all(isinstance(part, (Tensor, np.ndarray)) and part.ndim for part in data[:8])
-    if isinstance(first, np.ndarray) or (
-        is_column and len(data) <= 3 and len({_row_of(part) for part in data}) > 1
-    ):
-        raise DataError(
-            "list-is-batches",
-            f"Data is a list of {_kinds(data[:8])}, and a list means a list of batches: for "
-            "inputs and targets pass a tuple, `(x, y)`.",
+    first = data[0] if data else None
+    parts = data[:8]
+    is_columns = isinstance(first, np.ndarray)
+    if 1 < len(data) <= 3 and all(isinstance(part, Tensor) and part.ndim for part in parts):
+        rows = {(part.dtype, part.shape[1:]) for part in parts}
+        is_columns = len(rows) > 1
+    is_sample = False
+    if isinstance(first, tuple | list):
+        parts = list(first)
+        is_sample = any(map(_is_single, parts)) and any(
+            isinstance(part, Tensor) and part.ndim for part in parts
         )
-    is_sample = isinstance(first, (tuple, list)) and any(map(_is_single, first))
-    if is_sample and any(isinstance(part, Tensor) and part.ndim for part in first):
+    if is_columns or is_sample:
         raise DataError(
             "list-is-batches",
-            "Data is a list, which means a list of batches, but its first entry is a "
-            f"{type(first).__name__} of {_kinds(first)}, which looks like a sample: pass "
-            "`batch_size=` to combine samples into batches.",
+            f"Data is a list, which means a list of batches, and its entries look like "
+            f"{'a sample' if is_sample else 'columns'}: {_kinds(parts)}. Pass inputs and targets "
+            "as a tuple, `(x, y)`, and samples with `batch_size=`.",
         )
 
 
 def refuse(data: Any) -> None:
     """Raise a `DataError` with the type of an object that is no data, and what to pass instead."""
-    hint = ACCEPTED
+    hint = (
+        "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another "
+        "iterable of batches"
+    )
     if is_frame(data):
         hint = (
-            "choose the columns for inputs and targets, as in `(torch.tensor(frame[['a', "
-            "'b']].to_numpy(), dtype=torch.float32), torch.tensor(frame['y'].to_numpy()))`"
+            "choose the columns for inputs and targets, as in `(frame[['a', 'b']].to_numpy("
+            "'float32'), frame['y'].to_numpy())`"
         )
     raise DataError(
         "not-iterable",
@@ -168,62 +109,26 @@ def refuse(data: Any) -> None:
     )
 
 
-def _check_names(data: Mapping[Any, Any]) -> None:
-    others = {name: type(part).__name__ for name, part in data.items() if not _is_column(part)}
-    if not data or others:
-        names = ", ".join(f"{name!r}: {kind}" for name, kind in others.items()) or "nothing"
-        raise DataError(
-            "dict-of-data-sets",
-            f"Data is a dict of {names}. A dict is one data set of tensors, with one row per "
-            "sample. If these are several data sets, pass one of them, and evaluate the others "
-            "with `callbacks=[loopwright.callbacks.OfflineLoss('test', datasets={'test': "
-            "data})]`.",
-        )
-
-
-def _columns(parts: Any, what: str, names: list[str]) -> list[Tensor]:
-    tensors = [
-        part if isinstance(part, Tensor) else _tensor(part, name)
-        for part, name in zip(parts, names, strict=True)
-    ]
-    if any(tensor.dim() == 0 for tensor in tensors):
-        raise DataError(
-            "no-sample-dimension",
-            f"Data is {what} with a tensor that has no dimensions: the first dimension must count "
-            "the samples.",
-        )
-    if len({len(tensor) for tensor in tensors}) > 1:
-        lengths = ", ".join(
-            f"{name}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True)
-        )
+def _columns(named: Mapping[str, Any]) -> dict[str, Tensor]:
+    tensors = {name: _tensor(part) for name, part in named.items()}
+    lengths = {name: len(tensor) for name, tensor in tensors.items()}
+    if len(set(lengths.values())) > 1:
         raise DataError(
             "different-lengths",
-            f"Data is {what} of tensors of different lengths ({lengths}): each needs one row per "
-            "sample. If they are separate batches, pass a list.",
+            f"Data is columns of different lengths ({lengths}): each needs one row per sample. If "
+            "they are separate batches, pass a list.",
         )
     return tensors
 
 
-def _tensor(array: Any, name: str) -> Tensor:
-    what = f"The array {name or 'given as data'}"
-    if is_mapped_array(array):  # stays in its file: only the rows of a batch are read
-        if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
-            raise DataError(
-                "array-layout",
-                f"{what} is memory-mapped, of {array.dtype} and strides {array.strides}, which "
-                "torch cannot read in place: copy it into memory with `np.array(...)`, in this "
-                "machine's byte order, or pass a data set that converts each sample.",
-            )
-    else:
-        array = np.ascontiguousarray(array)
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
-    try:
-        return as_tensor(array)
-    except TypeError as error:
-        raise DataError(
-            "array-dtype", f"{what} is of {array.dtype}, a dtype that torch does not have: {error}"
-        ) from None
+def _tensor(column: Any) -> Tensor:
+    if isinstance(column, Tensor):
+        return column
+    # a mapped one stays in its file: only the rows of a batch are read
+    if not is_mapped_array(column):
+        column = np.ascontiguousarray(column)
+        column = column.astype(column.dtype.newbyteorder("="), copy=False)
+    return as_tensor(column)
 
 
 def is_mapped_array(array: Any) -> bool:
@@ -259,28 +164,27 @@ def is_read_only(data: Any) -> bool:
 
 
 def as_indices(values: Any) -> Tensor:
-    """Return indices of samples as a tensor of int64.
-
-    Raises:
-        DataError: for a mask, whose entries would be read as the indices 0 and 1, and for
-            fractions.
-    """
+    """Return indices of samples as a tensor of int64; a mask and fractions are refused, which would
+    be read as other indices."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         values = values.astype(np.int64)  # also of a reversed array, which torch does not take
     indices = torch.as_tensor(values)
-    if len(indices) and indices.dtype is torch.bool:
-        raise DataError(
-            "mask-as-indices",
-            "A Subset or a sampler has a mask of True and False, where indices of samples are "
-            "expected: pass the positions of True, such as "
-            "`torch.as_tensor(mask).nonzero().flatten()`.",
-        )
-    if len(indices) and indices.dtype.is_floating_point:
+    is_mask = indices.dtype is torch.bool
+    if len(indices) and (is_mask or indices.dtype.is_floating_point):
         raise DataError(
             "indices-not-integers",
-            f"A Subset or a sampler has indices of samples of {indices.dtype}: pass integers.",
+            f"A Subset or a sampler has indices of samples of {indices.dtype}: pass integers, such "
+            "as the positions of True in a mask, `torch.as_tensor(mask).nonzero().flatten()`.",
         )
     return indices.to(torch.int64)
+
+
+def not_negative(order: Any, length: int) -> Tensor:
+    """Return indices that count from the start."""
+    indices = as_indices(order)
+    if len(indices) and indices.min() < 0:
+        indices = torch.where(indices < 0, indices + length, indices)
+    return indices
 
 
 def is_plain_tensor(tensor: Tensor) -> bool:
@@ -302,11 +206,6 @@ def _has_lists(parts: Any) -> bool:
     return is_mixed and len(set(map(len, parts))) == 1
 
 
-def _stacked(parts: Any) -> list[Any]:
-    """Return the columns with arrays as tensors."""
-    return [_tensor(part, "") if isinstance(part, np.ndarray) else part for part in parts]
-
-
 def _is_column(part: Any) -> bool:
     return isinstance(part, (Tensor, np.ndarray))
 
@@ -316,12 +215,8 @@ def _is_single(part: Any) -> bool:
     return isinstance(part, (int, float, str)) or (isinstance(part, Tensor) and part.ndim == 0)
 
 
-def _row_of(part: Any) -> tuple[Any, ...]:
-    return (str(part.dtype), tuple(part.shape[1:]))
-
-
-def _kinds(parts: Any) -> str:
-    return "(" + ", ".join(type(part).__name__ for part in parts) + ")"
+def _kinds(parts: list[Any]) -> str:
+    return ", ".join(type(part).__name__ for part in parts)
 
 
 def is_frame(data: Any) -> bool:

@@ -96,14 +96,8 @@ class Cursor:
         is_inside = bool(position) and not state["is_exhausted"]
         if is_inside and "order" in state:
             self._replay(state)
-        elif state["source"] is not None and (is_inside or self.spans_epochs):
+        elif is_inside or (self.spans_epochs and state["source"] is not None):
             self._restore(state, is_inside=is_inside)
-        elif is_inside:
-            raise DataError(
-                "position-without-state",
-                f"The saved position has no state of {type(self.source).__name__}, which had no "
-                "state when it was saved: start a new run.",
-            )
         self.is_exhausted, self._first = state["is_exhausted"], state.get("first")
         self._may_be_exhausted = self.is_exhausted or not position
 
@@ -137,12 +131,11 @@ class Cursor:
             self._items = self._open()
         found = self._accessors()
         saved = state["source"]
-        if found is None:
+        if found is None or saved is None:
             raise DataError(
                 "position-without-state",
-                f"The saved position is the state of an iterator of {type(self.source).__name__}, "
-                "but its iterators now have no state: resume with the same data, or start a new "
-                "run.",
+                f"{type(self.source).__name__} has no state now, or had none when the position was "
+                "saved: resume with the same data, or start a new run.",
             )
         found.write(deepcopy(saved))
         self._is_placed = True
@@ -353,16 +346,6 @@ def may_have_iterators_with_state(source: object) -> bool:
     iterate = getattr(type(source), "__iter__", None)
     is_own = iterate is not None and not isgeneratorfunction(iterate)
     return is_own and not isinstance(source, Iterator | DataLoader | list | tuple | Mapping)
-
-
-def lacks_half(source: object) -> str:
-    """Say which half of a pair of methods is missing; an empty text where both or none are
-    there."""
-    pairs = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
-    missing = (
-        b if hasattr(source, a) else a for a, b in pairs if hasattr(source, a) != hasattr(source, b)
-    )
-    return next((f" It lacks `{name}`." for name in missing), "")
 
 
 def set_epoch(source: object, epoch: int) -> None:

@@ -33,7 +33,7 @@ from torch.utils.data import (
 
 from .._torch_compat import collates_as_torch, pin_memory
 from ..errors import WaitInterrupted
-from .columns import BatchTransform, NamedColumns, is_read_only
+from .columns import NamedColumns, is_read_only
 from .containers import map_tensors
 from .order import COLLATE, SAMPLE, derive_seed, derive_seeds
 from .random import RngTracker, numpy_random
@@ -58,21 +58,17 @@ class Fetcher:
     ) -> None:
         self.dataset = dataset
         self.seed = seed
-        is_transformed = type(dataset) is BatchTransform
-        self._data: Any = dataset.data if is_transformed else dataset
-        self._transform = dataset.transform if is_transformed else None
         self._collate = collate
         self._put_together = _fast_collate(collate)
         self._index_is_batch = index_is_batch
-        self._by_batch = not index_is_batch and fetches_batches(self._data)
-        self._is_random = not is_deterministic(self._data)
-        is_own_collate = collate is not default_collate and collate is not default_convert
-        self._is_random_collate = is_own_collate or self._transform is not None
+        self._by_batch = not index_is_batch and fetches_batches(dataset)
+        self._is_random = not is_deterministic(dataset)
+        self._is_random_collate = collate not in (default_collate, default_convert)
         is_default = not index_is_batch and self._put_together is not collate
         self._selects = is_default and not self._is_random  # where the data set has columns
-        self._is_arrow = is_default and is_arrow(self._data)
+        self._is_arrow = is_default and is_arrow(self.dataset)
         # for a function that writes into its samples
-        self._copies = not is_default and is_read_only(self._data)
+        self._copies = not is_default and is_read_only(self.dataset)
         self._select: tuple[int, Callable[[Any], Any] | None] | None = None  # of an epoch
         self._rng, self._collate_rng = RngTracker(), RngTracker()
         self._seeds = SampleSeeds(seed)
@@ -84,8 +80,8 @@ class Fetcher:
         """Return the length of the data set, where it has one, and the collate function if it is
         not torch's."""
         length = len(self.dataset) if isinstance(self.dataset, Sized) else None
-        own = self._transform or self._collate
-        return {"length": length} | ({"collate": own} if self._is_random_collate else {})
+        own = {"collate": self._collate} if self._is_random_collate else {}
+        return {"length": length} | own
 
     def with_dataset(self, dataset: Any) -> Fetcher:
         """Return a fetcher over another data set with seed 0, to read samples independently of the
@@ -119,8 +115,7 @@ class Fetcher:
             samples = map_tensors(Tensor.clone, samples) if self._copies else samples
         if self._collate_rng:
             self._collate_rng.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
-        batch = put_together(samples)
-        return batch if self._transform is None else self._transform(batch)
+        return put_together(samples)
 
     def _columns(self, epoch: int) -> Callable[[Any], Any] | None:
         """Return the function that selects batches from columns, looked up anew for each epoch;
@@ -128,7 +123,7 @@ class Fetcher:
         if self._select is None or self._select[0] != epoch:
             from .columnar import columns_of
 
-            columns = columns_of(self._data)
+            columns = columns_of(self.dataset)
             self._select = epoch, None if columns is None else columns.select
         return self._select[1]
 
@@ -138,7 +133,7 @@ class Fetcher:
     def _fetch(self, request: Request) -> Any:
         if self._by_batch:
             return self._fetch_together(request)
-        dataset = self._data
+        dataset = self.dataset
         indices = request.indices
         if self._is_random and self._rng:
             seed = self._rng.seed
@@ -161,8 +156,10 @@ class Fetcher:
     def _getitems(self, epoch: int, indices: list[Any]) -> Any:
         self._rng.seed(self._seed_of(epoch, SAMPLE, indices[0]))
         if self._is_arrow and not self._rng:
-            return self._data[indices]  # whole columns, which `__getitems__` would cut into samples
-        return self._data.__getitems__(indices)
+            return self.dataset[
+                indices
+            ]  # whole columns, which `__getitems__` would cut into samples
+        return self.dataset.__getitems__(indices)
 
     def _seed_of(self, epoch: int, purpose: int, index: Any) -> int:
         return derive_seed(self.seed, purpose, epoch, as_number(index))

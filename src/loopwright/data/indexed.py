@@ -10,13 +10,12 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from .._torch_compat import collates_as_torch, pin_memory
 from ..errors import DataError
-from .columns import as_indices, is_plain_tensor
+from .columns import as_indices, is_plain_tensor, not_negative
 from .fetch import (
     NUM_ROWS,
     BatchSource,
@@ -361,7 +360,7 @@ class TensorStream(PositionedStream):
 
         columns = columns_of(self._dataset)
         assert columns is not None  # as `is_tensor_data` found
-        return partial(selections, columns.select, _not_negative(order, columns.length))
+        return partial(selections, columns.select, not_negative(order, columns.length))
 
 
 def is_tensor_data(dataset: Any, collate: Any, num_workers: int = 0) -> bool:
@@ -380,7 +379,7 @@ def is_tensor_data(dataset: Any, collate: Any, num_workers: int = 0) -> bool:
     columns = columns_of(dataset)
     if columns is None or not num_workers:
         return columns is not None
-    return columns.is_known and not is_mapped(dataset)
+    return not (columns.has_lists or is_mapped(dataset))
 
 
 def is_tensors(dataset: Any) -> bool:
@@ -404,14 +403,7 @@ def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
         dataset = dataset.dataset
     if isinstance(order, range):
         return dataset.tensors, order
-    return dataset.tensors, _not_negative(order, len(dataset)).to(dataset.tensors[0].device)
-
-
-def _not_negative(order: Any, length: int) -> Tensor:
-    indices = as_indices(order)
-    if len(indices) and indices.min() < 0:  # counted from the end
-        indices = torch.where(indices < 0, indices + length, indices)
-    return indices
+    return dataset.tensors, not_negative(order, len(dataset)).to(dataset.tensors[0].device)
 
 
 def _pinned(batch: Batch) -> Batch:

@@ -38,7 +38,6 @@ class IteratedStream(Stream):
         cursor: Cursor,
         batching: Batching,
         *,
-        refusal: str,
         length: int | None,
         shard: Shard | None = None,
     ) -> None:
@@ -46,7 +45,6 @@ class IteratedStream(Stream):
         self.is_shared = shard is not None
         self._cursor = cursor
         self._batching = batching
-        self._refusal = refusal
         self._pins = batching.pin_memory and can_pin()
         self._epoch = 0
         self._position = 0
@@ -76,16 +74,9 @@ class IteratedStream(Stream):
         return state | self._cursor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_kind(state, KIND)
+        check_kind(state, KIND, self._length)
         if state["position"] and not state["is_exhausted"]:
             self.check_resumable()
-        if self._length is not None and state["position"] > self._length:
-            raise DataError(
-                "data-got-shorter",
-                f"The saved position is item {state['position']}, but "
-                f"{type(self._cursor.source).__name__} has only {self._length} items now: resume "
-                "with the same data, or start a new run.",
-            )
         self.begin(state["epoch"])
         self._cursor.load_state_dict(state)
         self._position = state["position"]
@@ -99,10 +90,15 @@ class IteratedStream(Stream):
         return self._cursor.remark
 
     def check_resumable(self) -> None:
-        from .cursor import lacks_half
-
         if not self._cursor.has_position():
-            raise DataError("position-unknown", self._refusal + lacks_half(self._cursor.source))
+            raise DataError(
+                "position-unknown",
+                f"A run with {type(self._cursor.source).__name__} cannot be resumed exactly: its "
+                "position is not known. Use a map-style data set, a plain DataLoader with "
+                "num_workers=0, a list of batches, or data or a loader that has `state_dict` and "
+                "`load_state_dict` (such as torchdata's StatefulDataLoader), or `get_state` and "
+                "`set_state`. Its iterators may have these methods instead.",
+            )
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -188,13 +184,7 @@ class SequenceStream(Stream):
         return {"kind": _SEQUENCE_KIND, "epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_kind(state, _SEQUENCE_KIND)
-        if state["position"] > len(self._batches):
-            raise DataError(
-                "data-got-shorter",
-                f"The saved position is batch {state['position']}, but there are only "
-                f"{len(self._batches)} batches now: resume with the same data, or start a new run.",
-            )
+        check_kind(state, _SEQUENCE_KIND, len(self._batches))
         self._epoch = state["epoch"]
         self._position = state["position"]
 

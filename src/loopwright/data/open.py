@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from .._torch_compat import iterates_as_torch
-from ..errors import ConfigurationError, DataError, check_number
+from ..errors import ConfigurationError, check_number
 from .columns import check_list, from_columns, is_frame, refuse
 from .fetch import Collate, Fetcher, LocalSource, is_deterministic
 from .indexed import IndexedStream, Position, TensorStream, is_tensor_data
@@ -126,12 +126,6 @@ def _open(
     if isinstance(data, IterableDataset):
         return _open_items(data, Batching(size, False, collate), seed, shard)
     if is_samples(data, batch_size):
-        if not isinstance(data, Sized):
-            raise DataError(
-                "no-length",
-                f"{type(data).__name__} has no length: give it `__len__`, or make it an "
-                "IterableDataset.",
-            )
         order: Order = ShuffledOrder(data, seed) if shuffle else SequentialOrder(data)
         plan = BatchPlan(order, size, drop_last=False)
         return _open_indexed(data, plan, collate, seed, WorkerSettings(), shard)
@@ -142,7 +136,9 @@ def _open(
         return stream if shard is None or not is_divided else AlreadySharded(stream, shard.world)
     if iterates_as_torch(data):
         return _open_loader(data, seed, shard)
-    return SequenceStream(data) if isinstance(data, Sequence) else _open_iterable(data, seed)
+    if isinstance(data, Sequence):
+        return SequenceStream(data)
+    return _open_batches(data, seed, "UNSEEDED")
 
 
 def is_samples(data: Any, batch_size: int | None) -> bool:
@@ -188,7 +184,7 @@ def _open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None) -> Str
         return _open_items(dataset, batching, seed, shard)
     plan = _batch_plan_of(loader, seed)
     if plan is None:
-        return _open_iterable(loader, seed)
+        return _open_batches(loader, seed, "UNSEEDED")
     return _open_indexed(dataset, plan, loader.collate_fn, seed, WorkerSettings.of(loader), shard)
 
 
@@ -237,36 +233,13 @@ def _open_items(
         shard = None  # items that are batches already cannot be cut
     elif shard is not None:
         batching = replace(batching, size=batching.size * shard.scale)
-    advice = "Add `state_dict` and `load_state_dict`, or use a map-style data set."
-    return IteratedStream(
-        _cursor(dataset, seed, "PER_ITEM"),
-        batching,
-        refusal=_unknown_position(dataset, advice),
-        length=_length_of(dataset),
-        shard=shard,
-    )
-
-
-def _open_iterable(batches: Iterable[Any], seed: int) -> Stream:
-    """Open a stream over any iterable of batches, whose position cannot be saved."""
-    advice = (
-        "Use a data set, a plain DataLoader with a sampler that has a length, a list of batches, "
-        "or an object that has `state_dict` and `load_state_dict`, or `get_state` and "
-        "`set_state`. Its iterators may have these methods instead."
-    )
-    return _open_batches(batches, seed, "UNSEEDED", _unknown_position(batches, advice))
+    cursor = _cursor(dataset, seed, "PER_ITEM")
+    return IteratedStream(cursor, batching, length=_length_of(dataset), shard=shard)
 
 
 def _open_workers(loader: DataLoader[Any], seed: int) -> Stream:
     """Open a stream over an iterable data set that the workers of a loader read."""
-    refusal = (
-        f"A run with the iterable data set {type(loader.dataset).__name__} read by "
-        f"{loader.num_workers} workers cannot be resumed exactly: the position of each worker is "
-        "not known. Use a map-style data set, num_workers=0 with a data set that has `state_dict` "
-        "and `load_state_dict`, or a loader that has them (such as torchdata's "
-        "StatefulDataLoader)."
-    )
-    stream = _open_batches(loader, seed, "PER_EPOCH", refusal)
+    stream = _open_batches(loader, seed, "PER_EPOCH")
     # not len(loader), which makes torch warn about its own estimate
     if (samples := _length_of(loader.dataset)) is not None:
         size = loader.batch_size or 1
@@ -274,20 +247,11 @@ def _open_workers(loader: DataLoader[Any], seed: int) -> Stream:
     return stream
 
 
-def _open_batches(
-    batches: Iterable[Any], seed: int, randomness: str, refusal: str = ""
-) -> IteratedStream:
+def _open_batches(batches: Iterable[Any], seed: int, randomness: str) -> IteratedStream:
     ready = Batching(None, drop_last=False, collate=_unchanged)
     length = None if randomness == "PER_EPOCH" else _length_of(batches)
     cursor = _cursor(batches, seed, randomness)
-    return IteratedStream(cursor, ready, refusal=refusal, length=length)
-
-
-def _unknown_position(data: object, advice: str) -> str:
-    return (
-        f"A run with {type(data).__name__} cannot be resumed exactly: its position is not known. "
-        f"{advice}"
-    )
+    return IteratedStream(cursor, ready, length=length)
 
 
 def _cursor(source: Iterable[Any], seed: int, randomness: str) -> Cursor:

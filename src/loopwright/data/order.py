@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -253,22 +253,11 @@ def _own_generator(sampler: Any, seed: int) -> Iterator[None]:
         sampler.generator = before
 
 
-class EpochPlan(Protocol):
-    """The batches of one epoch; a position inside a batch means the rest of that batch."""
-
-    num_batches: int
-    num_samples: int
-
-    def span(self, position: int) -> tuple[int, int]:
-        """Return start and end of the rest of the batch at `position`; both are equal at the end of
-        the epoch."""
-        ...
-
-    def indices(self, start: int, stop: int) -> list[Any]: ...
-
-
 class EvenBatches:
-    """Batches of equal size cut from an order; the last one may be shorter."""
+    """Batches of equal size cut from an order; the last one may be shorter.
+
+    A position inside a batch means the rest of that batch.
+    """
 
     def __init__(self, order: Indices, batch_size: int, drop_last: bool) -> None:
         length = len(order)
@@ -279,6 +268,8 @@ class EvenBatches:
         self._listed: Indices | None = None  # the order as Python numbers, where it is not long
 
     def span(self, position: int) -> tuple[int, int]:
+        """Return start and end of the rest of the batch at `position`; both are equal at the end of
+        the epoch."""
         end = position - position % self.batch_size + self.batch_size
         return position, max(position, min(end, self.num_samples))
 
@@ -316,6 +307,9 @@ class GivenBatches:
         return self._batches[number][start - first : stop - first]
 
 
+EpochPlan: TypeAlias = EvenBatches | GivenBatches
+
+
 class BatchPlan:
     """How every epoch of a data set is divided into batches.
 
@@ -334,12 +328,9 @@ class BatchPlan:
     def scaled(self, factor: int) -> BatchPlan:
         """Return a plan with a batch size `factor` times as large; the same plan for batches of a
         batch sampler."""
-        size = (
-            self.batch_size * factor
-            if self.is_even and self.batch_size is not None
-            else self.batch_size
-        )
-        return BatchPlan(self.order, size, self.drop_last, self.index_is_batch)
+        if self.batch_size is None or self.index_is_batch:
+            return self
+        return BatchPlan(self.order, self.batch_size * factor, self.drop_last)
 
     @property
     def is_even(self) -> bool:

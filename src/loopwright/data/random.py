@@ -12,7 +12,7 @@ from ctypes import c_char
 from functools import cache, partial
 from struct import unpack
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -245,19 +245,6 @@ _MT19937_BYTES = 625 * 4  # the state words of a Mersenne Twister and the positi
 _Memory = c_char * _MT19937_BYTES
 
 
-class GlobalGenerator(Protocol):
-    """One of the global random generators.
-
-    Its state is read twice for every batch, so its memory is read where possible: the functions of
-    the libraries convert each of 624 words.
-    """
-
-    def state(self) -> Any: ...
-    def has_moved(self, state: Any) -> bool: ...
-    def restore(self, state: Any) -> None: ...
-    def seed(self, seed: int) -> Any: ...
-
-
 class TorchGenerator:
     """torch's generator of the CPU."""
 
@@ -360,6 +347,11 @@ class NumpyGenerator:
             )
             self._generator = generator
         return b"" if self._memory is None else self._memory.raw
+
+
+# Their states are read twice for every batch, so their memory is read where possible: the functions
+# of the libraries convert each of 624 words.
+GlobalGenerator: TypeAlias = TorchGenerator | PythonGenerator | NumpyGenerator
 
 
 @cache

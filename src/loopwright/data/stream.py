@@ -252,13 +252,20 @@ class ReadAhead(Iterator[Batch]):
         return self._held
 
 
-def check_kind(state: dict[str, Any], kind: str) -> None:
-    """Raise a `DataError` if a saved position belongs to another kind of data."""
+def check_kind(state: dict[str, Any], kind: str, length: int | None = None) -> None:
+    """Raise a `DataError` if a saved position belongs to another kind of data, or lies beyond its
+    end."""
     if state["kind"] != kind:
         raise DataError(
             "other-kind-of-data",
             f"The saved position is in {state['kind']}, but the data is now {kind}: resume with "
             "the same data, or start a new run.",
+        )
+    if length is not None and state["position"] > length:
+        raise DataError(
+            "data-got-shorter",
+            f"The saved position is {state['position']}, but the data has only {length} entries "
+            "now: resume with the same data, or start a new run.",
         )
 
 
