@@ -61,9 +61,9 @@ def from_columns(data: Any) -> Any:
         raise DataError(
             "not-columns",
             f"Data is a {type(data).__name__} of {_kinds(parts)}: a tuple or a dict is one data "
-            "set of tensors or arrays with one row per sample, such as `(x, y)`. Make columns of a "
-            "data frame with `frame.to_numpy('float32')`, pass evaluation data as `eval_data=`, "
-            "and batches as a list.",
+            "set of tensors or arrays with one row per sample, such as `(x, y)`; write several "
+            "inputs as `(x1, x2, y)`. Make columns of a data frame with `frame.to_numpy("
+            "'float32')`, pass evaluation data as `eval_data=`, and batches as a list.",
         )
     return data
 

@@ -25,7 +25,6 @@ from loopwright.interfaces.lifecycle import (
     StepBasedEvaluationCallback,
     Trainer,
     TrainerCallback,
-    WSDCheckpointCallback,
     WSDLrScheduler,
 )
 from tests.mistakes import raises
@@ -132,9 +131,6 @@ MISTAKES: list[tuple[str, tuple[str, ...], Make]] = [
     ("nothing-evaluated", EVALUATING, lambda data, folder: train(data, [SaveBestModelCallback(folder / "best")])),
     ("nothing-evaluated", (), lambda data, folder: train(data, [ModelEmaCallback(save_path=folder / "average")])),
     ("nothing-evaluated", (), lambda data, _: train(data, [StepBasedEvaluationCallback(2)])),
-    ("not-a-wsd-scheduler", (), lambda data, folder: train(data, [WSDCheckpointCallback(folder / "wsd")])),
-    ("schedule-length", ("total_steps",), lambda *_: WSD(OTHER)),
-    ("number", ("num_checkpoints=0",), lambda *_: WSD(OTHER, total_steps=5, num_checkpoints=0)),
     ("non-finite", ("nan", "gradient_clip_value="), lambda data, _: train(data, DEFAULT_CALLBACKS, calculate_train_batch_loss=NOT_A_NUMBER)),
 ]  # fmt: skip
 

@@ -210,20 +210,3 @@ def test_a_stop_ends_the_run_and_the_event_of_its_end_is_still_called(
     assert len(list(trainer.run_history.get_metric_values("train_loss_epoch"))) == 2
     assert log[-2:] == ["on_stop_training_error", "on_training_run_end"]
     assert capsys.readouterr().out == "that is enough\n"
-
-
-def test_events_give_their_arguments_by_name_and_to_other_names_by_position(
-    points: TensorDataset,
-) -> None:
-    sizes: list[Any] = []
-
-    class ByName(TrainerCallback):
-        def on_train_step_end(self, trainer, batch_output, **kwargs):  # type: ignore[no-untyped-def, override]
-            sizes.append(batch_output["batch_size"])
-
-    class ByPosition(TrainerCallback):
-        def on_train_step_end(self, trainer, data, result, **more):  # type: ignore[no-untyped-def, override]
-            sizes.append((len(data[0]), result["batch_size"]))
-
-    train(build_trainer(callbacks=[ByName, ByPosition]), head(points, 13), 1)
-    assert sizes == [8, (8, 8), 5, (5, 5)]

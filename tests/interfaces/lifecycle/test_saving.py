@@ -285,22 +285,6 @@ def test_a_run_that_was_stopped_stays_stopped(
         assert (run.state, run.reason) == ("stopped", "enough")
 
 
-def test_a_run_that_early_stopping_ended_goes_on_with_more_patience(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    def run(patience: int) -> Trainer:
-        stopping = EarlyStoppingCallback(patience, early_stopping_threshold=9.0)
-        saving = SaveTrainingStateCallback(tmp_path)
-        trainer = build_trainer(callbacks=[stopping, saving])
-        return train(trainer, points, 5, eval_dataset=points, resume_from=saving.latest)
-
-    assert run(1).run_history.current_epoch == 2
-    assert run(1).run_history.current_epoch == 2
-    longer = run(9)
-    assert_same_run(longer, train(build_trainer(), points, 5, eval_dataset=points))
-    assert longer._core.run.stopping.reason is None
-
-
 def test_a_signal_between_the_last_update_and_the_end_of_the_data_loses_no_epoch(
     points: TensorDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,7 @@ from .callbacks import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
-    SyncBatchNormCallback,
     TerminateOnNaNCallback,
-    WSDCheckpointCallback,
     get_default_callbacks,
 )
 from .schedulers import (
@@ -68,7 +66,6 @@ __all__ = [
     "StatefulSchedulerBase",
     "StepBasedEvaluationCallback",
     "StopTrainingError",
-    "SyncBatchNormCallback",
     "TerminateOnNaNCallback",
     "Trainer",
     "TrainerCallback",
@@ -76,7 +73,6 @@ __all__ = [
     "TrainerPlaceholderValues",
     "TrainerRunConfig",
     "TrainerWithTimmScheduler",
-    "WSDCheckpointCallback",
     "WSDLrScheduler",
     "get_default_callbacks",
 ]

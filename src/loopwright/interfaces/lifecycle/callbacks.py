@@ -23,48 +23,16 @@ from ...checkpoint.manifest import check_directory, check_inside, local_path
 from ...data.stream import LimitedStream
 from ...errors import ConfigurationError, NonFiniteLossError, check_number
 from ...metrics.best import BestSoFar, WatchedMetric
-from .schedulers import WSDLrScheduler
-from .tracking import (
-    CallbackHandler,
-    CallbackLike,
-    CallbackNotFoundError,
-    StopTrainingError,
-    TrainerCallback,
-    num_recorded,
-    values_since,
-)
-from .utils import ModelEma
+from .tracking import CallbackHandler as CallbackHandler
+from .tracking import CallbackNotFoundError as CallbackNotFoundError
+from .tracking import StopTrainingError as StopTrainingError
+from .tracking import TrainerCallback as TrainerCallback
+from .tracking import num_recorded, values_since
+from .utils import ModelEma as ModelEma
 
 if TYPE_CHECKING:
     from ...data.open import Stream
     from .trainer import Trainer
-
-__all__ = [
-    "CallbackHandler",
-    "CallbackLike",
-    "CallbackNotFoundError",
-    "ConvertSyncBatchNormCallback",
-    "EarlyStoppingCallback",
-    "LimitBatchesCallback",
-    "LimitEvalStepsCallback",
-    "LogMetricsCallback",
-    "ModelEma",
-    "ModelEmaCallback",
-    "MoveModulesToDeviceCallback",
-    "PrintMetricsCallback",
-    "PrintProgressCallback",
-    "ProgressBarCallback",
-    "RecordRunCallback",
-    "SaveBestModelCallback",
-    "SaveTrainingStateCallback",
-    "StepBasedEvaluationCallback",
-    "StopTrainingError",
-    "SyncBatchNormCallback",
-    "TerminateOnNaNCallback",
-    "TrainerCallback",
-    "WSDCheckpointCallback",
-    "get_default_callbacks",
-]
 
 BAR_WIDTH = 30
 REDRAW_SECONDS = 0.1
@@ -88,11 +56,7 @@ class LogMetricsCallback(TrainerCallback):
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         new = values_since(trainer.run_history, self._num_logged)
         self._num_logged = num_recorded(trainer.run_history)
-        # added to the defaults, `PrintMetricsCallback` prints the same lines
-        is_printed_elsewhere = type(self) is LogMetricsCallback and any(
-            isinstance(one, PrintMetricsCallback) for one in trainer.callback_handler
-        )
-        if new and not is_printed_elsewhere:
+        if new:
             self.log_metrics(trainer, new)
 
     on_eval_epoch_end = on_train_epoch_end
@@ -104,9 +68,7 @@ class LogMetricsCallback(TrainerCallback):
         for name, value in metrics.items():
             is_scalar = isinstance(value, Tensor) and value.numel() == 1
             shown = value.item() if is_scalar else value
-            trainer.print(
-                f"{name}: {shown:.6g}" if isinstance(shown, float) else f"{name}: {shown}"
-            )
+            trainer.print(f"{name}:", f"{shown:.6g}" if isinstance(shown, float) else shown)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._num_logged = dict(state["num_logged"])
@@ -329,14 +291,9 @@ class EarlyStoppingCallback(MetricWatcher):
         """How many epochs in a row have not improved the metric."""
         return self.watched.so_far.num_bad
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the patience is used up, which ends the run."""
-        return self.early_stopping_patience_counter >= self.early_stopping_patience
-
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         self.improves(trainer)
-        if self.is_over:
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
             value = float(trainer.run_history.get_latest_metric(self.watch_metric))
             raise StopTrainingError(f"Stopping training: {self.watched.standstill(value)}")
 
@@ -528,9 +485,6 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
             convert(trainer.get_model(keep_torch_compile=False), trainer._runtime.part)
 
 
-SyncBatchNormCallback = ConvertSyncBatchNormCallback
-
-
 @dataclass(eq=False, repr=False)
 class ModelEmaCallback(MetricWatcher):
     """Averages the weights after every optimizer update, evaluates the average after each epoch,
@@ -605,52 +559,6 @@ class ModelEmaCallback(MetricWatcher):
         self._num_averaged = state["num_averaged"]
         if self.ema_model is not None and state["average"] is not None:
             self.ema_model.module.load_state_dict(state["average"])
-
-
-@dataclass(eq=False, repr=False)
-class WSDCheckpointCallback(TrainerCallback):
-    """Saves before each decay of a `WSDLrScheduler` (a training state to continue from) and after
-    it (a checkpoint).
-
-    `initial_checkpoint` is loaded when training starts: a training state from before a decay, or a
-    checkpoint from after one; a path that does not exist is an error.
-    """
-
-    save_dir: str | Path = "checkpoints"
-    save_optimizer: bool = True
-    save_scheduler: bool = True
-    initial_checkpoint: str | Path | None = None
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if not isinstance(trainer.scheduler, WSDLrScheduler):
-            raise ConfigurationError(
-                "not-a-wsd-scheduler",
-                "WSDCheckpointCallback saves when a WSDLrScheduler decays, but the scheduler is "
-                f"{type(trainer.scheduler).__name__}: pass "
-                "`create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()`.",
-            )
-        if self.initial_checkpoint is not None:
-            is_state = Path(self.initial_checkpoint).suffix != ".pt"
-            load = trainer.load_training_state if is_state else trainer.load_checkpoint
-            load(self.initial_checkpoint)
-
-    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
-        if trainer._core.run.window.is_last:
-            trainer._core.after_update(lambda: self._save_if_due(trainer))
-
-    def _save_if_due(self, trainer: Trainer) -> None:
-        """Save if a decay begins or ends after the updates that are done."""
-        done = trainer.scheduler.get_current_step() + 1
-        phase = trainer.scheduler.get_phase_info(done)
-        path = Path(self.save_dir, f"checkpoint_{done}_wsd")
-        if done == phase["pre_decay_step"]:
-            about = {"step": done, "checkpoint_type": "wsd_pre_decay"}
-            trainer.save_training_state(f"{path}_pre_decay", about)
-        elif done == phase["period_end"]:
-            about = {"step": done, "checkpoint_type": "wsd_post_decay"}
-            trainer.save_checkpoint(
-                f"{path}_post_decay.pt", about, self.save_optimizer, self.save_scheduler
-            )
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:

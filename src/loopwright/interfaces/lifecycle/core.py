@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..._torch_compat import version_of
-from ...callback import Hook
+from ...callback import Hook, named_by_class
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...callbacks.recorder import RunRecorder
 from ...checkpoint import read_checkpoint
@@ -45,7 +45,7 @@ from ...training.restore import load_parts, own_rng, return_to
 from ...training.state import capture, write_together
 from ...training.train_call import emit_exception, finish
 from .._shared import InterfaceCore, InterfaceNames, other_optimizers, tracked
-from .callbacks import EarlyStoppingCallback, RecordRunCallback, TerminateOnNaNCallback
+from .callbacks import RecordRunCallback, TerminateOnNaNCallback
 from .steps import Gathering, PreparedLoader, StageGradients
 from .tracking import TrackerCallback, num_recorded, only_numbers, values_since
 
@@ -152,7 +152,6 @@ class LifecycleCore(InterfaceCore):
         # a resumed run
         self.resumed_event: tuple[str, list[str]] | None = None
         self.waiting_state: Any = None  # for callbacks that have not started yet
-        self.was_out_of_patience = False
         # how many values each metric of the history has of earlier epochs, and trackers have
         self.num_logged: dict[str, int] = {}
         self._num_sent: dict[str, int] = {}
@@ -169,7 +168,7 @@ class LifecycleCore(InterfaceCore):
             self._setup_training()
             self.run.updates.reset()
             self._gradients = StageGradients(self.run)
-            self._first_versions = self._weight_versions()
+            self._first_versions = list(map(version_of, self._gradients.update.params))
         self._is_ready = True
 
     def configure_models(self) -> None:
@@ -220,10 +219,10 @@ class LifecycleCore(InterfaceCore):
         if self.trains and others and (self.runtime.world > 1 or self.runtime.precision == "fp16"):
             raise ConfigurationError(
                 "second-optimizer",
-                f"{type(self.interface).__name__} has a further optimizer, self.{min(others)}, "
-                "which cannot be stepped on several processes or with mixed_precision='fp16': only "
-                "the gradients of self.optimizer are averaged and unscaled. Give its parameters "
-                "to self.optimizer, as a parameter group, or use loopwright.interfaces.modular.",
+                f"self.{min(others)} cannot be stepped on several processes or with "
+                "mixed_precision='fp16': only the gradients of self.optimizer are averaged and "
+                "unscaled. Give its parameters to self.optimizer, as a parameter group, or use "
+                "loopwright.interfaces.modular.",
             )
         return others if main is None else {"optimizer": main} | others
 
@@ -257,23 +256,18 @@ class LifecycleCore(InterfaceCore):
             )
         return self._gradients
 
-    def _weight_versions(self) -> list[int]:
-        return [version_of(param) for param in self.gradients.update.params]
-
     def _check_trained(self) -> None:
         """Refuse a first epoch in which nobody changed a weight."""
         update = self.gradients.update
         num_steps = update.num_updates - update.empty_steps + update.epoch.skipped
         if num_steps or not self.progress.update:
             return
-        if self._weight_versions() == self._first_versions:
+        if list(map(version_of, update.params)) == self._first_versions:
             raise ConfigurationError(
                 "nothing-trained",
                 f"Nothing was trained: in {self.progress.update} updates, no optimizer step had "
-                "gradients, so the weights have not changed. Call `self.optimizer.step()` in "
-                "`optimizer_step` and `self.optimizer_step()` in `_update_weights` if you replace "
-                "them, and zero the gradients after that step, as `optimizer_zero_grad` does, not "
-                "before it.",
+                "gradients. Call `self.optimizer.step()` in `optimizer_step` if you replace it, "
+                "and zero the gradients after that step, not before it.",
             )
 
     def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
@@ -320,10 +314,9 @@ class LifecycleCore(InterfaceCore):
         if is_new and self.runtime.world > 1 and not isinstance(loader, DataLoader):
             raise ConfigurationError(
                 "loader-wrapped",
-                f"An epoch was given a {type(loader).__name__}, which on several processes cannot "
-                "stand for the loader: its batches may be this process's share already. Pass on "
-                "the loader that your method was given, or a DataLoader. LimitBatchesCallback and "
-                "LimitEvalStepsCallback take fewer batches.",
+                f"An epoch was given a {type(loader).__name__}, whose batches may be this "
+                "process's share already: pass on the loader that your method was given, or a "
+                "DataLoader.",
             )
         return prepared
 
@@ -485,14 +478,6 @@ class LifecycleCore(InterfaceCore):
         raise interruption(signals.exit_code, line)
 
     @property
-    def is_out_of_patience(self) -> bool:
-        """Whether early stopping has ended the run; with more patience it goes on when resumed."""
-        stopping = (
-            c for c in self.interface.callback_handler if isinstance(c, EarlyStoppingCallback)
-        )
-        return any(callback.is_over for callback in stopping)
-
-    @property
     def _defers_signals(self) -> bool:
         """Whether an evaluation is under way that a resumed run would not repeat; signals wait for
         its end."""
@@ -533,25 +518,21 @@ class LifecycleCore(InterfaceCore):
     def on_eval_start(self, data: Stream) -> None:
         self.interface._run_stage("eval_epoch_start", is_intermediate=self.is_intermediate)
 
-    def eval_step(self, batch: Any) -> StepResult:
+    def eval_step(self, batch: Any) -> StepResult | None:
+        interface = self.interface
         window = self.run.window
-        with self._round(self.run.data.eval_stream, window.size, window.total):
-            return self._take_eval_step(batch)
+        call = interface.callback_handler.call_event
+        with self._round(self.run.data.eval_stream, window.size, window.total) as is_taken:
+            if not is_taken:
+                return None
+            call("on_eval_step_start", interface)
+            output = interface.calculate_eval_batch_loss(batch)
+            loss = loss_in(output, "calculate_eval_batch_loss")
+            call("on_eval_step_end", interface, batch=batch, batch_output=output)
+            return StepResult(loss, output.get("batch_size", window.size))
 
     def _eval_without_samples(self, batch: Any) -> None:
-        window = self.run.window
-        with self._round(self.run.data.eval_stream, window.size, window.total) as is_taken:
-            if is_taken:
-                self._take_eval_step(batch)
-
-    def _take_eval_step(self, batch: Any) -> StepResult:
-        interface = self.interface
-        call = interface.callback_handler.call_event
-        call("on_eval_step_start", interface)
-        output = interface.calculate_eval_batch_loss(batch)
-        loss = loss_in(output, "calculate_eval_batch_loss")
-        call("on_eval_step_end", interface, batch=batch, batch_output=output)
-        return StepResult(loss, output.get("batch_size", self.run.window.size))
+        self.eval_step(batch)
 
     @contextmanager
     def _round(self, stream: Any, size: int, total: int | None) -> Iterator[bool]:
@@ -561,19 +542,25 @@ class LifecycleCore(InterfaceCore):
         metrics do not count it, and nothing of it is gathered.
         """
         gathering = self.gathering
-        is_uneven = gathering.is_uneven(stream, size, total)
+        gathering.begin_round(stream, size, total)
         if size or total is None:
-            with gathering.round(is_uneven):
-                yield True
+            yield True
+            gathering.end_round()
         elif gathering.is_needed() or self.runtime.forwards_together:
             held = {
                 f"{at}: {name}": value
-                for at, owner in enumerate((self.interface, *self.interface.callback_handler))
+                for at, owner in enumerate(
+                    (self.interface, *self.interface.callback_handler.callbacks)
+                )
                 for name, value in vars(owner).items()
                 if isinstance(value, nn.Module)
             }
-            with measuring_nothing(held), gathering.standing_in():
-                yield True
+            with measuring_nothing(held):
+                gathering.is_stand_in = True
+                try:
+                    yield True
+                finally:
+                    gathering.is_stand_in = False
         else:
             yield False
 
@@ -628,9 +615,11 @@ class LifecycleCore(InterfaceCore):
             "event": event if event is not None and event[0] in RESUMABLE else None,
             "seed": self.order_seed,
             "history": self.interface.run_history.state_dict(),
-            "callbacks": {name: state_of(callback) for name, callback in handler.named().items()},
+            "callbacks": {
+                name: state_of(callback)
+                for name, callback in named_by_class(handler.callbacks).items()
+            },
             "counts": self.num_logged,
-            "was_ended_by_callback": self.is_out_of_patience,
             "extra": dict(extra or {}),
         }
         state = {**capture(self.run), OWN: own}
@@ -648,7 +637,6 @@ class LifecycleCore(InterfaceCore):
         saved = {part: state for part, state in tree.items() if part != OWN}
         return_to(self.run, saved, str(directory))
         self.stage = tree[OWN]["stage"]
-        self.was_out_of_patience = tree[OWN].get("was_ended_by_callback", False)
         history = self.interface.run_history
         ended = history.current_epoch - 1
         # an earlier version had none, or only of recorded runs: an epoch has one value of a metric
@@ -667,7 +655,7 @@ class LifecycleCore(InterfaceCore):
         with explained("trainer cannot load its part of the training state"):
             for line in interface._restore_own_state(tree.get("trainer"), "The training state"):
                 interface.print(line)
-        callbacks = interface.callback_handler.named()
+        callbacks = named_by_class(interface.callback_handler.callbacks)
         for name, callback in callbacks.items():
             with explained(f"{OWN}: {name} cannot load its part of the training state"):
                 if name in tree[OWN]["callbacks"]:
@@ -719,7 +707,8 @@ class LifecycleCore(InterfaceCore):
         """Record the run in this block, if a callback or the environment says so, and let trackers
         follow it."""
         run = self.run
-        recording = [c for c in self.interface.callback_handler if isinstance(c, RecordRunCallback)]
+        callbacks = self.interface.callback_handler.callbacks
+        recording = [one for one in callbacks if isinstance(one, RecordRunCallback)]
         if recording and self.runtime.is_main:
             others = [one for one in run.callbacks if not isinstance(one, RunRecorder)]
             run_dir = recording[0].run_dir
@@ -730,8 +719,7 @@ class LifecycleCore(InterfaceCore):
         if self.waiting_state is None:
             self.num_logged = num_recorded(self.interface.run_history)
         self._num_sent = self.num_logged
-        handler = self.interface.callback_handler
-        self._trackers = [one.tracker for one in handler if isinstance(one, TrackerCallback)]
+        self._trackers = [one.tracker for one in callbacks if isinstance(one, TrackerCallback)]
         with tracked(run, self._trackers, ignored=("on_epoch_end", "on_train_start")):
             run.emit("on_train_start")
             for tracker in self._trackers:  # a second run is a new one to it, and begins at epoch 0

@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from ...errors import ConfigurationError, check_number
+from ...errors import ConfigurationError
 from ...schedules import warmup_cosine, warmup_stable_decay
 from ...text import nearest
 from ...trees import map_leaves
@@ -41,20 +41,7 @@ class _Arithmetic:
     __mul__, __rmul__ = _deferred(operator.mul)
     __truediv__, __rtruediv__ = _deferred(operator.truediv)
     __floordiv__, __rfloordiv__ = _deferred(operator.floordiv)
-    __mod__, __rmod__ = _deferred(operator.mod)
-    __pow__, __rpow__ = _deferred(operator.pow)
-    __neg__ = _deferred(operator.neg)[0]
     __round__ = _deferred(round)[0]
-
-    def __int__(self) -> NoReturn:
-        raise ConfigurationError(
-            "placeholder-as-number",
-            "A placeholder is not known before training starts, so it cannot be converted to a "
-            "whole number yet: use `//` or `round(...)`, which are evaluated later, or override "
-            "`create_scheduler`.",
-        )
-
-    __float__ = __index__ = __int__
 
 
 class Expression(_Arithmetic):
@@ -219,9 +206,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
         if self.warmup + self.cooldown > self.total:
             raise ConfigurationError(
                 "warmup-longer-than-run",
-                f"CosineLrScheduler: {num_warmup_epochs} epochs of warm-up and "
-                f"{num_cooldown_epochs} of cool-down are more than the {total_num_epochs} epochs "
-                "of the run.",
+                f"CosineLrScheduler: warm-up ({num_warmup_epochs} epochs) and cool-down "
+                f"({num_cooldown_epochs}) are longer than the run ({total_num_epochs}).",
             )
         self.k_decay = k_decay
         self.lr_min = lr_min
@@ -274,8 +260,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
     With `num_checkpoints` above 1 the learning rate also decays before earlier points, each at half
     the updates of the next, and is back at its peak after them: models saved there are as good as
     those of a shorter run. `lr_min` is a part of each group's own rate. `num_warmup_steps=None`
-    warms up for a hundredth of the updates; a run that continues from a checkpoint
-    (`is_continuation_from_checkpoint`) does not warm up.
+    warms up for a hundredth of the updates.
     """
 
     def __init__(
@@ -290,19 +275,10 @@ class WSDLrScheduler(StatefulSchedulerBase):
         warmup_starting_lr: float = 1e-6,
         use_inverse_sqrt_decay: bool = True,
         num_checkpoints: int = 1,
-        is_continuation_from_checkpoint: bool = False,
     ) -> None:
         super().__init__(optimizer)
         if total_steps is None:
-            if num_epochs is None or num_update_steps_per_epoch is None:
-                raise ConfigurationError(
-                    "schedule-length",
-                    "WSDLrScheduler: pass either `total_steps`, or `num_epochs` and "
-                    "`num_update_steps_per_epoch`.",
-                )
-            total_steps = num_epochs * num_update_steps_per_epoch
-        check_number("WSDLrScheduler(total_steps", total_steps, least=1)
-        check_number("WSDLrScheduler(num_checkpoints", num_checkpoints, least=1)
+            total_steps = num_epochs * num_update_steps_per_epoch  # type: ignore[operator]
         self.total_steps = total_steps
         self.num_warmup_steps = total_steps // 100 if num_warmup_steps is None else num_warmup_steps
         self.decay_phase_ratio = decay_phase_ratio
@@ -310,7 +286,6 @@ class WSDLrScheduler(StatefulSchedulerBase):
         self.warmup_starting_lr = warmup_starting_lr
         self.use_inverse_sqrt_decay = use_inverse_sqrt_decay
         self.num_checkpoints = num_checkpoints
-        self.is_continuation_from_checkpoint = is_continuation_from_checkpoint
         self.step_update(0)
 
     @classmethod
@@ -334,62 +309,19 @@ class WSDLrScheduler(StatefulSchedulerBase):
         )
 
     def get_updated_values(self, num_updates: int) -> list[float]:
-        ends = self.get_checkpoint_steps()
+        # the last decay ends with training, each other one at half of the next
+        powers = reversed(range(self.num_checkpoints))
+        ends = [self.total_steps // 2**power for power in powers]
         return [
             warmup_stable_decay(
                 num_updates,
                 ends,
                 peak=peak,
                 floor=peak * self.lr_min,
-                warmup=0 if self.is_continuation_from_checkpoint else self.num_warmup_steps,
+                warmup=self.num_warmup_steps,
                 start=self.warmup_starting_lr,
                 decay_ratio=self.decay_phase_ratio,
                 shape="sqrt" if self.use_inverse_sqrt_decay else "inverse",
             )
             for peak in self.base_lr_values
         ]
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the state was; a continuation begins anew, over its own updates, with the
-        state's settings."""
-        is_continuation = self.is_continuation_from_checkpoint
-        total = self.total_steps
-        super().load_state_dict(state_dict)
-        is_same_run = self.is_continuation_from_checkpoint and self.total_steps == total
-        self.is_continuation_from_checkpoint = is_continuation
-        if is_continuation and not is_same_run:
-            self.total_steps = total
-            self._num_updates = 0
-
-    # Positions in the schedule, for callbacks
-
-    def get_checkpoint_steps(self) -> list[int]:
-        """Where the decays end: the last at the end of training, each other one at half of the
-        next."""
-        return [self.total_steps // 2**power for power in reversed(range(self.num_checkpoints))]
-
-    def get_decay_info(self) -> list[dict[str, int]]:
-        """Each period from the end of one decay to that of the next, in updates."""
-        periods = []
-        start = 0
-        for end in self.get_checkpoint_steps():
-            decay = max(round(self.decay_phase_ratio * (end - start)), 1)
-            periods.append(
-                {
-                    "period_start": start,
-                    "period_end": end,
-                    "decay_steps": decay,
-                    "pre_decay_step": end - decay,
-                }
-            )
-            start = end
-        return periods
-
-    def get_phase_info(self, num_updates: int) -> dict[str, int]:
-        """The period that contains this number of updates, or ends with it."""
-        periods = self.get_decay_info()
-        return next((one for one in periods if one["period_end"] >= num_updates), periods[-1])
-
-    def get_current_step(self) -> int:
-        """The number of the last update, counted from 0; -1 before the first."""
-        return self._num_updates - 1

@@ -51,7 +51,7 @@ class PreparedLoader:
         if self.opened is None:
             self.opened = self.core._open(self.loader, None, shuffle=self.is_training)
         stream = self.opened
-        for callback in self.core.interface.callback_handler:
+        for callback in self.core.interface.callback_handler.callbacks:
             stream = callback.adapt_stream(
                 stream, is_training=self.is_training, is_intermediate=self.core.is_intermediate
             )
@@ -281,38 +281,28 @@ class Gathering:
 
     # Rounds of an evaluation
 
-    def is_uneven(self, stream: Any, size: int, total: int | None) -> bool:
-        """Whether some process has no sample of this round; all of them know."""
+    def begin_round(self, stream: Any, size: int, total: int | None) -> None:
+        """Find out whether some process has no sample of this round; all of them know."""
+        self._is_uneven = False
         if total is None or self.runtime.world == 1:
-            return False
-        if total < self.runtime.num_shares:
-            return True
+            return
         while stream is not None and not isinstance(stream, ShardedBatches):
             stream = getattr(stream, "_stream", None)
-        # ready batches are dealt out whole: how many there are says nothing of samples
-        return stream is not None and 0 in self.runtime.gather_objects(size)
+        if total < self.runtime.num_shares:
+            self._is_uneven = True
+        elif stream is not None:
+            # ready batches are dealt out whole: how many there are says nothing of samples
+            self._is_uneven = 0 in self.runtime.gather_objects(size)
 
-    @contextmanager
-    def round(self, is_uneven: bool) -> Iterator[None]:
-        """An evaluation step on a sample of this process's own."""
-        self._is_uneven = is_uneven
-        yield
+    def end_round(self) -> None:
+        """End an evaluation step on a sample of this process's own."""
         if self._is_uneven:
             self._say(OVER)
-        self._is_uneven = False
 
     def is_needed(self) -> bool:
         """Whether a process without a sample has to take the step, since the others gather in
         it."""
         return FIRST in self._say(WAITING)
-
-    @contextmanager
-    def standing_in(self) -> Iterator[None]:
-        self.is_stand_in = True
-        try:
-            yield
-        finally:
-            self.is_stand_in = False
 
     def end(self) -> None:
         """End the evaluation on this process; all other processes must have reached its end too."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -318,17 +318,6 @@ class CallbackHandler:
         self._bound: list[TrainerCallback] = []
         self.add_callbacks(callbacks)
 
-    def __iter__(self) -> Iterator[TrainerCallback]:
-        return iter(self.callbacks)
-
-    @property
-    def callback_list(self) -> list[str]:
-        """The names of the callbacks' classes, in order."""
-        return [type(callback).__name__ for callback in self.callbacks]
-
-    def clear_callbacks(self) -> None:
-        self.callbacks = []
-
     def add_callbacks(self, callbacks: Iterable[CallbackLike]) -> None:
         for callback in callbacks:
             self.add_callback(callback)
@@ -353,10 +342,6 @@ class CallbackHandler:
             _hook(added, event)
         self.callbacks.append(added)
 
-    def named(self) -> dict[str, TrainerCallback]:
-        """Callbacks under the names that their state is saved by."""
-        return named_by_class(self.callbacks)
-
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Call the method of that name of every callback that has it; it may be an event of your
         own."""
@@ -372,7 +357,7 @@ class CallbackHandler:
 
     def finish_event(self, event: str, called: Iterable[str], trainer: Trainer) -> None:
         """Call an event of the remaining callbacks, when a run was saved in the middle of it."""
-        named = self.named()
+        named = named_by_class(self.callbacks)
         done = [named[name] for name in called if name in named]
         self._call(event, [pair for pair in self._hooks_of(event) if pair[0] not in done], trainer)
 
@@ -383,7 +368,9 @@ class CallbackHandler:
         event, current = self._under_way
         callbacks = [callback for callback, _ in self._hooks[event]]
         called = callbacks[: callbacks.index(current) + 1]
-        return event, [name for name, callback in self.named().items() if callback in called]
+        return event, [
+            name for name, callback in named_by_class(self.callbacks).items() if callback in called
+        ]
 
     def _hooks_of(self, event: str) -> list[tuple[TrainerCallback, Hook]]:
         if self.callbacks != self._bound:  # the list is the user's, too
@@ -413,32 +400,21 @@ class CallbackHandler:
 
 
 def _hook(callback: TrainerCallback, event: str) -> Hook:
-    """The method of an event, given the arguments that it takes; one with names of its own for the
-    batch and the output gets them by position."""
+    """The method of an event, given the arguments that it takes."""
     method: Hook = getattr(callback, event)
     label = f"{type(callback).__name__}.{event}"
     names = ARGUMENTS.get(event, ())
     parameters = inspect.signature(method).parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    taken = names if takes_all else tuple(name for name in names if name in parameters)
-    arguments = ["trainer", *(f"{name}=" for name in taken)]
-    needed = [one for one in parameters.values() if one.default is one.empty]
-    is_by_position = (
-        "batch" in names and len(needed) - takes_all > 1 and not {*names} & {*parameters}
-    )
-    if is_by_position:
-        arguments = ["trainer", "batch", "batch_output"]
+    taken = [name for name in names if takes_all or name in parameters]
     if event in EVENTS:
+        arguments = ["trainer", *(f"{name}=" for name in taken)]
         wanted = ", ".join(["self", "trainer", *names[:2], "**kwargs"])
         check_arguments(method, arguments, label, f" Write `def {event}({wanted})`.")
-    if is_by_position:
-        return named_hook(
-            lambda trainer, batch, batch_output, **_: method(trainer, batch, batch_output), label
-        )
-    if taken is names:
+    if takes_all:
         return named_hook(method, label)
 
     def call(trainer: Trainer, **kwargs: Any) -> None:
-        method(trainer, **{name: value for name, value in kwargs.items() if name in taken})
+        method(trainer, **{name: value for name, value in kwargs.items() if name in parameters})
 
     return named_hook(call, label)

@@ -27,15 +27,11 @@ from ...training.step_checks import check_clipping
 from ...training.supervised import call_loss
 from ...training.update import Window
 from .._shared import LoggingTrainer, check_idle, is_overridden
-from . import utils
 from .callbacks import LimitBatchesCallback, get_default_callbacks
 from .core import INTERMEDIATE, NAMES, OWN, LifecycleCore, loss_in
-from .schedulers import (
-    TrainerPlaceHolderValues,
-    TrainerPlaceholderValues,
-    length_of,
-    replace_trainer_placeholder_values,
-)
+from .schedulers import TrainerPlaceHolderValues as TrainerPlaceHolderValues
+from .schedulers import TrainerPlaceholderValues as TrainerPlaceholderValues
+from .schedulers import length_of, replace_trainer_placeholder_values
 from .tracking import (
     CallbackHandler,
     CallbackLike,
@@ -44,16 +40,7 @@ from .tracking import (
     RunHistory,
     StopTrainingError,
 )
-from .utils import Accelerator, TrainerRunConfig
-
-__all__ = [
-    "DEFAULT_CALLBACKS",
-    "Trainer",
-    "TrainerPlaceHolderValues",
-    "TrainerPlaceholderValues",
-    "TrainerWithTimmScheduler",
-    "replace_trainer_placeholder_values",
-]
+from .utils import Accelerator, TrainerRunConfig, unwrapped
 
 DEFAULT_CALLBACKS = get_default_callbacks()
 DlKwargs = Mapping[str, Any] | None
@@ -129,15 +116,18 @@ class Trainer(LoggingTrainer):
         variable = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         self._mixed_precision = variable if mixed_precision is None else mixed_precision
         precision = "fp32" if self._mixed_precision == "no" else self._mixed_precision
-        self._runtime = resolve_runtime(None, precision)
-        self._accelerator: Accelerator = self._create_accelerator()
-        if not isinstance(self._accelerator, Accelerator):
+        runtime = resolve_runtime(None, precision)
+        self._runtime = runtime
+        # on its machine, as launchers say with LOCAL_RANK
+        local_rank = int(os.environ.get("LOCAL_RANK", runtime.rank))
+        self._is_local_main = runtime.world == 1 or local_rank == 0
+        if hasattr(type(self), "_create_accelerator"):
             raise ConfigurationError(
                 "own-accelerator",
-                f"`_create_accelerator` returned a {type(self._accelerator).__name__}, but its "
-                "settings would not be used: remove the method and pass `Trainer(..., "
+                "`_create_accelerator` would not be called: remove it and pass `Trainer(..., "
                 "mixed_precision='bf16')`; start several processes with torchrun.",
             )
+        self._accelerator = Accelerator(self)
         limits = LimitBatchesCallback.of_environment()
         self.callback_handler = CallbackHandler([*limits, *(callbacks or ())])
         self._core = LifecycleCore(self)
@@ -281,10 +271,10 @@ class Trainer(LoggingTrainer):
 
         `checkpoint_kwargs` are kept beside them and come back from `load_checkpoint`.
         """
-        is_first = utils.is_local_process_zero if save_per_node else utils.is_world_process_zero
+        is_first = self._is_local_main if save_per_node else self._runtime.is_main
         has_optimizer = save_optimizer and self.optimizer is not None
         has_scheduler = save_scheduler and self.scheduler is not None
-        if is_first():
+        if is_first:
             write_parts(
                 save_path,
                 self._core.current_models(),
@@ -343,7 +333,7 @@ class Trainer(LoggingTrainer):
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
         """Return the model itself; with `keep_torch_compile=False`, also without what
         `torch.compile` put around it."""
-        return utils.unwrapped(self.model, keep_torch_compile)
+        return unwrapped(self.model, keep_torch_compile)
 
     @property
     def device(self) -> torch.device:
@@ -352,7 +342,7 @@ class Trainer(LoggingTrainer):
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once per machine, however many processes it runs."""
-        if utils.is_local_process_zero():
+        if self._is_local_main:
             print(*args, **kwargs)
 
     def _run_stage(self, name: str, **options: Any) -> None:
@@ -502,10 +492,9 @@ class Trainer(LoggingTrainer):
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise ConfigurationError(
                 "not-a-pair",
-                f"A batch is a {type(batch).__name__} without (inputs, targets), which the "
-                "default `calculate_train_batch_loss` and `calculate_eval_batch_loss` expect. "
-                "Return such pairs from the data set, as `TensorDataset(inputs, targets)` does, or "
-                "from `collate_fn`, or override both methods.",
+                f"A batch is a {type(batch).__name__} and no pair of (inputs, targets): return "
+                "pairs from the data set or `collate_fn`, or override "
+                "`calculate_train_batch_loss` and `calculate_eval_batch_loss`.",
             )
         inputs, targets = batch[0], batch[1]
         outputs = self.model(inputs)
@@ -539,11 +528,6 @@ class Trainer(LoggingTrainer):
         self._core.prepare_loaders()
         self.run_config = self._create_run_config(**settings)
 
-    def _create_accelerator(self) -> Any:
-        """Create the object by which methods written for the published system get device, processes
-        and gradients."""
-        return Accelerator(self)
-
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Call the two methods that prepare the parts of a run."""
         self._prepare_model_and_optimizer()
@@ -575,7 +559,7 @@ class Trainer(LoggingTrainer):
             num_epochs = min(num_epochs, -(-max_num_train_steps // updates))
         train_size = self._train_dl_kwargs.get("batch_size", per_device_batch_size)
         eval_size = self._eval_dl_kwargs.get("batch_size", per_device_batch_size)
-        num_processes = utils.num_processes()
+        num_processes = self._runtime.world
         return TrainerRunConfig(
             num_epochs=num_epochs,
             train_per_device_batch_size=train_size,
@@ -589,8 +573,8 @@ class Trainer(LoggingTrainer):
             num_update_steps_per_epoch=updates,
             num_local_update_steps_per_epoch=updates,
             max_num_train_steps=max_num_train_steps,
-            is_local_process_zero=utils.is_local_process_zero(),
-            is_world_process_zero=utils.is_world_process_zero(),
+            is_local_process_zero=self._is_local_main,
+            is_world_process_zero=self._runtime.is_main,
             is_distributed=num_processes > 1,
             mixed_precision=self._mixed_precision,
             num_processes=num_processes,
@@ -605,17 +589,15 @@ class Trainer(LoggingTrainer):
         if scheduler is None and self.create_scheduler_fn is not None:
             raise ConfigurationError(
                 "no-scheduler-returned",
-                "`create_scheduler`, or the create_scheduler_fn of `train`, returned None, so the "
-                "run would have no scheduler: end the function with `return scheduler`, or leave "
-                "out create_scheduler_fn.",
+                "`create_scheduler`, or create_scheduler_fn, returned None, so the run would have "
+                "no scheduler: end the function with `return scheduler`.",
             )
         target = getattr(scheduler, "optimizer", None)
         if isinstance(target, Optimizer) and target is not self.optimizer:
             raise ConfigurationError(
                 "scheduler-of-another-optimizer",
-                "The scheduler belongs to an optimizer that this trainer does not have, so it "
-                "would have no effect: create it with `self.optimizer` in `create_scheduler`, or "
-                "with the argument of create_scheduler_fn.",
+                "The scheduler belongs to an optimizer that this trainer does not have: create it "
+                "with `self.optimizer`, or with the argument of create_scheduler_fn.",
             )
         self.scheduler = scheduler
         self._core.use_scheduler(scheduler)
@@ -652,15 +634,12 @@ class Trainer(LoggingTrainer):
         is_over = False
         with core.handling_signals():
             try:
-                if core.was_out_of_patience and not core.is_out_of_patience:
-                    core.run.train_on()
                 reason = core.run.stopping.reason
                 if reason is not None:
                     raise StopTrainingError(
                         f"Nothing to train: the resumed run was stopped ({reason}). To train on, "
-                        "raise early_stopping_patience if that ended it, pass an earlier training "
-                        "state to `resume_from`, or load this one with `load_training_state` and "
-                        "train a new run."
+                        "pass an earlier training state to `resume_from`, or load this one with "
+                        "`load_training_state` and train a new run."
                     )
                 if core.resumed_event is not None:
                     self.callback_handler.finish_event(*core.resumed_event, self)

@@ -1,19 +1,16 @@
 """The settings and the processes of a run, and helpers of the published system by their names: its
-`_accelerator`, functions for some processes only, an average of weights, and freezing."""
+`_accelerator`, an average of weights, and freezing."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
-from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 
 from ..._torch_compat.compiling import uncompiled
 from ...callbacks.ema import averaged_parameters, move_averages, paired_groups
@@ -22,9 +19,6 @@ from ...errors import check_number
 
 if TYPE_CHECKING:
     from .trainer import Trainer
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,72 +69,6 @@ class TrainerRunConfig:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-# Processes
-
-
-def num_processes() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def is_world_process_zero() -> bool:
-    return num_processes() == 1 or dist.get_rank() == 0
-
-
-def is_local_process_zero() -> bool:
-    """Whether this is the first process on its machine, as launchers say with LOCAL_RANK."""
-    return num_processes() == 1 or int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
-
-
-def local_process_zero_only(func: Callable[P, T]) -> Callable[P, T | None]:
-    """Call the function on the first process of each machine; the others wait for it and get
-    None."""
-    return _only(func, is_local_process_zero)
-
-
-def world_process_zero_only(func: Callable[P, T]) -> Callable[P, T | None]:
-    """Call the function on the first process of all; the others wait for it and get None."""
-    return _only(func, is_world_process_zero)
-
-
-def _only(func: Callable[P, T], is_called: Callable[[], bool]) -> Callable[P, T | None]:
-    @wraps(func)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        try:
-            return func(*args, **kwargs) if is_called() else None
-        finally:
-            _wait()  # also after an exception, so that no process waits for ever
-
-    return call
-
-
-def local_process_zero_first(func: Callable[P, T]) -> Callable[P, T]:
-    """Call the function on the first process of each machine, and then on the others."""
-
-    @wraps(func)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        is_first = is_local_process_zero()
-        if not is_first:
-            _wait()
-        try:
-            return func(*args, **kwargs)
-        finally:
-            if is_first:
-                _wait()
-
-    return call
-
-
-def _wait() -> None:
-    if num_processes() > 1:
-        dist.barrier()
-
-
-def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
-    """The rows that are not the padding value throughout."""
-    is_padding = (padded_tensor == pad_value).reshape(padded_tensor.shape[0], -1).all(dim=1)
-    return padded_tensor[~is_padding]
-
-
 class Accelerator:
     """The device, the processes and the gradients of a trainer; each name does what the trainer
     itself does there."""
@@ -149,10 +77,10 @@ class Accelerator:
         self._trainer = trainer
         self.device = trainer.device
         self.mixed_precision = trainer._mixed_precision
-        self.num_processes = num_processes()
+        self.num_processes = trainer._runtime.world
         self.process_index = trainer._runtime.rank
-        self.is_main_process = is_world_process_zero()
-        self.is_local_main_process = is_local_process_zero()
+        self.is_main_process = trainer._runtime.is_main
+        self.is_local_main_process = trainer._is_local_main
         self.print = trainer.print
         self.gather = trainer.gather
         self.unwrap_model = unwrapped
@@ -170,9 +98,6 @@ class Accelerator:
             if isinstance(component, nn.Module):
                 self._trainer._runtime.place(component)
         return components[0] if len(components) == 1 else components
-
-    def free_memory(self) -> None:
-        """Nothing of an earlier run is kept."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self._trainer._runtime.autocast
@@ -279,7 +204,7 @@ class ModelFreezer:
     def get_layers(self) -> list[LayerGroup]:
         """The modules that hold parameters of their own or have no others in them, in order."""
         return [
-            LayerGroup(group.layer_group_idx, module, _is_frozen(module))
+            group._replace(module=module, is_frozen=_is_frozen(module))
             for group in self.get_layer_groups()
             for module in group.module.modules()
             if not list(module.children()) or list(module.parameters(recurse=False))
