@@ -3,7 +3,6 @@
 python examples/distributed.py
 torchrun --nproc-per-node 2 examples/distributed.py
 torchrun --nproc-per-node 2 examples/distributed.py --runtime fsdp
-python -m loopwright check --processes 8 --runtime fsdp examples/distributed.py
 """
 
 from __future__ import annotations

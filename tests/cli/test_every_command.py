@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
         0,
         r"Current settings: 0",
     ),
-    "scale": (["scale", "--layers", "12", "--width", "768", "--devices", "8"], 0, r"On 8 devices"),
+    "scale": (["scale", "run.yaml", "--devices", "16"], 0, r"HSDP"),
     "doctor": (["doctor", "--quick"], 0, r"advice"),
     "completion": (["completion", "bash"], 0, r"complete"),
 }

@@ -3,41 +3,29 @@ each rank holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, DistributedRuntime, Mesh, Trainer
-from loopwright._torch_compat.distributed import full_parameter, sharded_parameters
+from loopwright.runtime.ddp import BUCKET_BYTES
 from loopwright.runtime.dtensor import local_tensor
 from loopwright.runtime.process_group import RankGroup
-from loopwright.scaling import (
-    Cluster,
-    Counted,
-    Device,
-    Estimate,
-    counted_collectives,
-    estimate,
-    measure,
-)
-from loopwright.scaling.counting import table_of
+from loopwright.scaling import Collective, RankCost, UpdateSettings, rank_cost
 from tests.scaling import models
+from tests.scaling.counting import counted_collectives, table_of
 
-CLUSTER = Cluster(
-    Device("one core", 1e10, 8 * 10**9, 1e10, is_host=True), within="pcie4", between="ethernet10"
-)
 COUNTED_UPDATE = 2  # the first ones also compare programs and parameters
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, a strategy and settings: of the trainer, of the runtime, and of the estimate."""
+    """A model, a strategy and settings: of the trainer, and of the runtime."""
 
     model: Callable[[], nn.Module]
     mesh: Mesh
@@ -52,47 +40,35 @@ class Case:
     def world(self) -> int:
         return self.mesh.size
 
-    def estimate(self) -> Estimate:
+    def cost(self, rank: int) -> RankCost:
         model = self.model()
-        inputs, _ = models.example(model, 4)
-        shape = measure(model, inputs, plan=self.mesh.plan, tensor=max(self.mesh.tensor, 2))
-        policy = {name: self.runtime.get(name) for name in ("param_dtype", "reduce_dtype")}
-        return estimate(
-            shape,
+        bucket_mb = self.runtime.get("bucket_mb")
+        settings = UpdateSettings(
             self.mesh,
-            devices=self.world,
-            batch=self.samples * self.accumulate,
-            accumulate=self.accumulate,
-            cluster=CLUSTER,
-            optimizer=self.optimizer(model.parameters(), lr=0.1),
+            self.accumulate,
+            clips=self.clip_norm is not None,
+            param_dtype=self.runtime.get("param_dtype"),
+            reduce_dtype=self.runtime.get("reduce_dtype"),
             reshard_after_forward=self.reshard,
-            clip_norm=self.clip_norm is not None,
-            activation_checkpointing=self.runtime.get("activation_checkpointing", False),
-            bucket_mb=self.runtime.get("bucket_mb"),
-            **policy,
+            bucket_bytes=BUCKET_BYTES if bucket_mb is None else int(bucket_mb * (1 << 20)),
+            on_cpu=True,
         )
+        return rank_cost(model, self.optimizer(model.parameters(), lr=0.1), settings, rank)
 
 
 class CountUpdate(Callback):
     """Counts the collectives of one update, and the bytes that this rank holds at its end."""
 
     def __init__(self) -> None:
-        self.counted = Counted()
+        self.counted: list[Collective] = []
         self.memory: dict[str, int] = {}
         self._counting = ExitStack()
         self._is_counting = False
-        self.full_gradients = 0  # bytes that FSDP2 keeps between two steps
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
         if trainer.progress.update == COUNTED_UPDATE and not self._is_counting:
             self._is_counting = True
             self.counted = self._counting.enter_context(counted_collectives())
-
-    def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
-        if self._is_counting and not self.full_gradients:  # after the first step of the window
-            self.full_gradients = sum(
-                local_tensor(grad).nbytes for grad in _full_gradients(trainer.model)
-            )
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         grads = [param.grad for param in trainer.model.parameters() if param.grad is not None]
@@ -110,25 +86,10 @@ class CountUpdate(Callback):
         )
 
 
-def _full_gradients(model: nn.Module) -> Iterator[torch.Tensor]:
-    """The full gradients that FSDP2 keeps for the next step of a window."""
-    for module in model.modules():
-        for held in sharded_parameters(module) if isinstance(module, FSDPModule) else ():
-            full = full_parameter(held)
-            grad = (
-                held.unsharded_accumulated_grad if full is None or full.grad is None else full.grad
-            )
-            if grad is not None:
-                yield grad
+def count(rank: int, cases: dict[str, Case]) -> dict[str, tuple[dict[Any, int], dict[str, int]]]:
+    """For each case the table of counted collectives, and the bytes that this rank holds.
 
-
-def count(
-    rank: int, cases: dict[str, Case]
-) -> dict[str, tuple[dict[Any, int], dict[str, int], int]]:
-    """For each case the table of counted collectives, the bytes that this rank holds, and those of
-    full gradients.
-
-    With torch's own reduce-scatter, which devices use and estimates are for; gloo has none
+    With torch's own reduce-scatter, which devices use and costs are for; gloo has none
     (`runtime.reduce_scatter`).
     """
     # in this forked process
@@ -138,9 +99,8 @@ def count(
         counting = CountUpdate()
         train(case, counting)
         found[name] = (
-            table_of(counting.counted.collectives),
+            table_of(counting.counted),
             counting.memory,
-            counting.full_gradients,
         )
     return found
 

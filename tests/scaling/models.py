@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-PLAN = {
-    "blocks.*.qkv": ColwiseParallel(),
-    "blocks.*.out": RowwiseParallel(),
-    "blocks.*.up": ColwiseParallel(),
-    "blocks.*.down": RowwiseParallel(),
-}
 
 
 def mlp() -> nn.Module:
@@ -25,15 +17,12 @@ def mlp() -> nn.Module:
 class Block(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.qkv, self.out = (
-            nn.Linear(width, 3 * width, bias=False),
-            nn.Linear(width, width, bias=False),
-        )
-        self.up, self.down = (
-            nn.Linear(width, hidden, bias=False),
-            nn.Linear(hidden, width, bias=False),
-        )
+        self.norm1 = nn.RMSNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.norm2 = nn.RMSNorm(width)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(self.norm1(x)).chunk(3, -1)
@@ -42,7 +31,7 @@ class Block(nn.Module):
 
 
 class Text(nn.Module):
-    """The transformer of `scaling.transformer`, with one head, for tokens and a class."""
+    """A transformer with one head, its modules in the order of the forward pass."""
 
     def __init__(
         self, layers: int = 2, width: int = 8, hidden: int = 12, vocabulary: int = 11

@@ -10,9 +10,11 @@ import torch.distributed.tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from loopwright import Mesh
 from loopwright.runtime.consensus import RequestConsensus
-from loopwright.scaling import counted_collectives, estimate, transformer
+from loopwright.scaling import UpdateSettings, rank_cost
 from tests.distributed.ranks import run_ranks
+from tests.scaling.counting import counted_collectives
 
 
 def call_all(rank: int) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def call_all(rank: int) -> dict[str, Any]:
     for name, call in calls.items():
         with counted_collectives() as counted:
             call()
-        found[name] = [(each.kind, each.payload, each.group) for each in counted.collectives]
+        found[name] = [(each.kind, each.payload, each.group) for each in counted]
     message = RequestConsensus(group).message(torch.tensor(0.0))
     return {"found": found, "message": None if message is None else message.nbytes}
 
@@ -63,9 +65,11 @@ def test_every_way_to_call_a_collective_is_counted_with_its_bytes() -> None:
             "requests": [("all-reduce", 32, 2)],
             "nothing": [],
         }
-        one = estimate(transformer(2, 64, sequence=8), "fsdp", devices=2, batch=2)  # on GPUs
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters())
+        cost = rank_cost(model, optimizer, UpdateSettings(Mesh(shard=2)))  # on GPUs
         messages = [
-            (each.kind, each.payload) for each in one.collectives if each.what == "messages"
+            (each.kind, each.payload) for each in cost.collectives if each.what == "messages"
         ]
         assert messages == [
             ("all-reduce", result["message"]),

@@ -4,8 +4,7 @@ rules."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -21,45 +20,6 @@ def default_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
-
-
-def start_fake_group(world: int) -> None:
-    """Initialise `torch.distributed` as rank 0 of pretended ranks; collectives return at once.
-    Since 2.0."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed import fake_pg  # noqa: F401  (makes the backend known)
-
-    store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's type hints
-    dist.init_process_group("fake", rank=0, world_size=world, store=store)
-
-
-def group_named(name: str) -> Any:
-    """The process group that functional collectives call by a name. Since 2.1."""
-    from torch.distributed import distributed_c10d
-
-    torchs: Any = distributed_c10d  # which has another type for names
-    return torchs._resolve_process_group(name)
-
-
-@contextmanager
-def dispatching(see: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
-    """Meanwhile, call `see(operator, types, args, kwargs)` in place of every operator of torch.
-    Since 1.13."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            return see(func, types, args, kwargs or {})
-
-    with Mode():  # type: ignore[no-untyped-call]
-        yield
-
-
-def storage_key(tensor: Tensor) -> int:
-    """What the storage of a tensor is told from others by, also on the meta device. Since 2.0."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def checkpoint_activations(module: nn.Module) -> None:
@@ -84,32 +44,6 @@ def local_shape_and_offset(shape: Any, mesh: DeviceMesh, placements: Any) -> tup
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     return compute_local_shape_and_global_offset(shape, mesh, placements)
-
-
-def local_shape_at(
-    shape: tuple[int, ...],
-    mesh_shape: tuple[int, ...],
-    coordinate: tuple[int, ...],
-    placements: tuple[Any, ...],
-) -> tuple[int, ...]:
-    """The shape of the part of a tensor that the rank at a coordinate of the mesh holds. Since
-    2.6."""
-    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-
-    local, _ = _compute_local_shape_and_global_offset(
-        shape, mesh_shape, list(coordinate), placements, True
-    )
-    return tuple(map(int, local))
-
-
-def clear_mesh_caches() -> None:
-    """Empty the caches of sharding decisions, which take a mesh of the same sizes for the same
-    mesh. Since 2.6."""
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import _redistribute, debug
-
-        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-        _redistribute._gen_transform_infos.cache_clear()
 
 
 # FSDP2: while a sharded module computes, full parameters take the place of the shards that an

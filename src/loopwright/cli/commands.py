@@ -6,7 +6,6 @@ are quick.
 
 from __future__ import annotations
 
-import argparse
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ WHICH = (
 OVERRIDES = "change a value (model.width=32), add one (+model.depth=2) or remove one (~scheduler)"
 INTERFACES = ("configured", "native", "simple", "lifecycle", "modular", "adversarial")
 SHELLS = ("bash", "zsh", "fish", "tcsh")
-COUNTS = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
 COMMANDS: list[Command] = []
@@ -108,16 +106,6 @@ def add_checkpoint(parser: ArgumentParser) -> None:
     add(parser, "--checkpoint WHICH", WHICH)
 
 
-def parse_count(text: str) -> int:
-    """7B as 7000000000, 800M as 800000000."""
-    try:
-        return int(float(text[:-1]) * COUNTS[text[-1]] if text[-1:] in COUNTS else float(text))
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number: write 7B, 800M or 7e9"
-        ) from None
-
-
 def numbers(text: str) -> list[int]:
     """8,64 as [8, 64]; argparse names this function where it fails."""
     return [int(part) for part in text.split(",")]
@@ -163,50 +151,22 @@ def _init(parser: ArgumentParser) -> None:
 
 @command("check", "check.check_command")
 def _check(parser: ArgumentParser) -> None:
-    """Try a run file on a few samples, or simulate several processes of a program.
+    """Try a run file on a few samples.
 
-    A run file (.yaml, .yml, .json): does everything that `train` would do, once, on a few samples
-    of the real data, in a temporary folder. It checks the config, builds all objects, trains a
-    few updates with accumulation, evaluates and predicts on every data set, calls every callback,
-    saves and loads a checkpoint, compares a resumed run with an uninterrupted one, and follows
-    the schedule to the end. It reports all mistakes at once, then the time and memory that the
-    run will need. KEY=VALUE changes the config.
+    Does everything that `train` would do, once, on a few samples of the real data, in a temporary
+    folder. It checks the config, builds all objects, trains a few updates with accumulation,
+    evaluates and predicts on every data set, calls every callback, saves and loads a checkpoint,
+    compares a resumed run with an uninterrupted one, and follows the schedule to the end. It
+    reports all mistakes at once, then the time and memory that the run will need.
 
-    A program (.py): runs it on the CPU as the first of several processes, with the others
-    simulated, up to the second update of its first `train` call. Callbacks are not called, and
-    the run directory is not written. It prints the device mesh, which process holds which
-    parameters, bytes per process, how a batch is divided, and the collectives of an update beside
-    the estimate of `loopwright scale`.
-
-    Exit code 1: a mistake was found, or the program failed before the end of its second update.
+    Exit code 1: a mistake was found.
 
     examples:
-      loopwright check run.yaml trainer.max_updates=500
-      loopwright check run.yaml --json
-      loopwright check --processes 8 --runtime fsdp train.py --epochs 3
+      loopwright check run.yaml
+      loopwright check run.yaml trainer.max_updates=500 --json
     """
-    add(
-        parser,
-        "--processes N",
-        "the number of processes (default: as the program says, or 2)",
-        type=int,
-    )
-    instead = parser.add_mutually_exclusive_group()
-    add(instead, "--runtime ddp|fsdp", "replace the runtime of the program")
-    add(
-        instead,
-        "--mesh AXES",
-        "replace the device mesh of the program: replicate=2,shard=4,tensor=2",
-    )
-    add(parser, "--all", "list every parameter, and every process separately")
+    add_config(parser)
     add(parser, "--json", "print JSON")
-    add(parser, "program PROGRAM", "a run file, or a Python program that torchrun could start")
-    add(
-        parser,
-        "arguments ...",
-        "KEY=VALUE for a run file; arguments for a program",
-        nargs=argparse.REMAINDER,
-    )
 
 
 @command("train", "train.train_command")
@@ -432,12 +392,6 @@ def _batch_size_find(parser: ArgumentParser) -> None:
     add(parser, "--start N", "the smallest size (default: 1)", default=1)
     add(parser, "--max N", "the largest size (default: 4096)", default=4096)
     add(parser, "--updates N", "updates per size (default: 4)", default=4)
-    add(
-        parser,
-        "--memory BYTES",
-        "the memory that a step may use, such as 800M or 4G",
-        type=parse_count,
-    )
     add(parser, "--json", "print all sizes and the suggestion as JSON")
 
 
@@ -465,55 +419,27 @@ def _tune(parser: ArgumentParser) -> None:
 
 @command("scale", "scale.scale_command")
 def _scale(parser: ArgumentParser) -> None:
-    r"""Estimate memory, communication and speed on many devices.
+    """Compute the memory and communication of each strategy.
 
-    Compares DDP, FSDP2, HSDP, tensor parallelism (TP) and FSDP2 with TP on each number of
-    devices, each with the fastest settings that fit: steps per update, recomputed activations,
-    sizes of the mesh. The model is that of a run file (CONFIG), or a transformer of --layers and
-    --width. The memory of parameters, gradients and optimizer and the bytes of every collective
-    are exact; activations and seconds are estimates from vendors' peak figures. Nothing is
-    trained.
-    Exit code 1: no strategy is sensible on any of these numbers of devices.
+    For the model, optimizer and settings of a run file: the bytes of parameters, gradients,
+    optimizer and buffers on each device, and the bytes that it sends in an update, with DDP, FSDP2
+    and HSDP (copies of the model between nodes, shards inside a node). The figures are exact;
+    activations come on top. Nothing is trained.
 
     examples:
-      loopwright scale --params 7B --layers 32 --width 4096 --sequence 4096 \
-          --batch 1024 --devices 8,64,512,4096
-      loopwright scale run.yaml --device a100 --per-node 4 --between hdr \
-          --devices 4,8,16 --json
+      loopwright scale run.yaml
+      loopwright scale run.yaml model.width=4096 --devices 16,64 --json
     """
-    add_config(parser, what="a run file (YAML) whose model is measured", nargs="?")
-    add(parser, "--params N", "parameters of the transformer: 7B, 125M, 7e9", type=parse_count)
-    add(parser, "--layers N", "blocks of the transformer", type=int)
-    add(parser, "--width N", "width of the transformer", type=int)
-    add(parser, "--sequence N", "tokens per sample (default: 2048)", default=2048)
-    add(parser, "--vocabulary N", "size of the vocabulary (default: 32000)", default=32_000)
-    add(parser, "--batch N", "samples per update on all devices (default: 1024)", type=int)
+    add_config(parser)
     add(
         parser,
         "--devices N,N",
-        "numbers of devices (default: 8,64,512,4096)",
+        "numbers of devices (default: 2,8,64)",
         type=numbers,
-        default=[8, 64, 512, 4096],
+        default=[2, 8, 64],
     )
-    add(
-        parser,
-        "--device NAME",
-        "type of device: a100, h100, b200, ... (default: h100)",
-        default="h100",
-    )
-    add(parser, "--per-node N", "devices per node (default: 8)", default=8)
-    add(parser, "--within LINK", "the link inside a node (default: the device's own)")
-    add(parser, "--between LINK", "the link between nodes (default: ndr)", default="ndr")
-    add(parser, "--adapters N", "network adapters per node (default: one per device)", type=int)
-    add(
-        parser,
-        "--utilisation SHARE",
-        "share of the peak speed that is reached (default: 0.4)",
-        default=0.4,
-    )
-    add(parser, "--optimizer NAME", "sgd, momentum, adam or adamw (default: adamw)")
-    add(parser, "--no-overlap", "assume that nothing is sent while devices compute")
-    add(parser, "--json", "print JSON: every estimate with all its collectives")
+    add(parser, "--per-node N", "devices in a node (default: 8)", default=8)
+    add(parser, "--json", "print JSON: every figure with all collectives")
 
 
 @command("ui", "ui.ui_command")

@@ -89,7 +89,6 @@ def batch_size_command(options: argparse.Namespace) -> int:
             start=options.start,
             max_size=options.max,
             num_updates=options.updates,
-            memory=options.memory,
         )
     if options.json:
         print_json(scan.to_dict())

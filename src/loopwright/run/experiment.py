@@ -31,7 +31,6 @@ from ..config.tree import Node
 from ..data.fetch import Fetcher, peek_samples
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.history import History
-from ..runtime import dry_run
 from ..runtime.base import move_to
 from ..trainer import Trainer
 from ..training.evaluate import predict as predict_batches
@@ -139,14 +138,11 @@ class ConfiguredRun(ABC):
             self.build()
         trainer = self.trainer
         with beside(self.config.folder):
-            if dry_run.current is not None:  # which takes one update and touches no directory
-                history: History = trainer.train()
-            else:
-                destination = self._open(resume, accepts=changes == "accept")
-                self._has_trained = True
-                is_main = trainer.engine.runtime.is_main
-                with self._recording(destination) if is_main else nullcontext():
-                    history = trainer.train(resume=destination.resume, changes=changes)
+            destination = self._open(resume, accepts=changes == "accept")
+            self._has_trained = True
+            is_main = trainer.engine.runtime.is_main
+            with self._recording(destination) if is_main else nullcontext():
+                history: History = trainer.train(resume=destination.resume, changes=changes)
         return history
 
     def evaluate(

@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import ConfigurationError, LoopwrightError, check_number
-from . import dry_run
 from .failure import record_uncaught
 from .process_group import current_group
 
@@ -81,8 +80,6 @@ def launch(
         )
     check_number("processes", processes, least=1)
     check_number("max_restarts", max_restarts, least=0)
-    if dry_run.current is not None:
-        return dry_run.current.call(fn, args, processes)
     method = start_method or ("spawn" if _is_importable(fn) else "fork")
     _check_method(method, fn, args)
     with tempfile.TemporaryDirectory(prefix="loopwright-launch-") as folder, _undisturbed():

@@ -209,7 +209,7 @@ class RankGroup:
 
     @property
     def has_gloo(self) -> bool:
-        """Whether gloo reduces tensors of the host; in a dry run nothing does."""
+        """Whether gloo reduces tensors of the host."""
         return "cpu:gloo" in str(dist.get_backend_config())
 
     def new_host_group(self) -> dist.ProcessGroup:

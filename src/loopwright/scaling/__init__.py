@@ -1,29 +1,5 @@
-"""The arithmetic of machines that one does not have: memory, bytes on the wire and seconds of each
-strategy."""
+"""What an update costs each rank of a strategy: the bytes that the rank holds and sends."""
 
-from .counting import Collective, Counted, counted_collectives, table_of
-from .estimate import Comparison, Estimate, Range, compare, estimate
-from .hardware import DEVICES, LINKS, Cluster, Device, Link
-from .layout import OptimizerState
-from .model import ModelShape, measure, transformer
+from .rank_cost import Collective, RankCost, UpdateSettings, rank_cost
 
-__all__ = [
-    "DEVICES",
-    "LINKS",
-    "Cluster",
-    "Collective",
-    "Comparison",
-    "Counted",
-    "Device",
-    "Estimate",
-    "Link",
-    "ModelShape",
-    "OptimizerState",
-    "Range",
-    "compare",
-    "counted_collectives",
-    "estimate",
-    "measure",
-    "table_of",
-    "transformer",
-]
+__all__ = ["Collective", "RankCost", "UpdateSettings", "rank_cost"]

@@ -18,7 +18,6 @@ from ..callbacks.progress import ProgressDisplay
 from ..data.random import resolve_seed, seed_generators
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule, Schedule, build_schedule
-from ..runtime import dry_run
 from ..runtime.modes import start_training_mode
 from .components import (
     check_optimizers,
@@ -74,11 +73,10 @@ def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
 
         if names := uninitialized(trainer.modules):
             raise no_size(names, "every process would draw its own weights for them")
-    if dry_run.current is None:
-        from .fingerprint import check_ranks, describe_models
+    from .fingerprint import check_ranks, describe_models
 
-        trainer._components.structure = describe_models(trainer.modules)
-        check_ranks(trainer.run, trainer._components.structure)
+    trainer._components.structure = describe_models(trainer.modules)
+    check_ranks(trainer.run, trainer._components.structure)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         replaced |= prepare_model(trainer, module)
@@ -241,9 +239,7 @@ def assemble_training(trainer: Program) -> None:
             "the trainer.",
         )
     check_components(trainer)
-    callbacks = (
-        with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
-    )
+    callbacks = with_defaults(trainer)
     run.bind(callbacks)
     guards = (c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off")
     guard = next(guards, None)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError
-from ..runtime import dry_run
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint, CheckpointStore
@@ -70,7 +69,7 @@ def _identify(run: TrainingRun, stream: Stream, *, is_later: bool) -> None:
     could deadlock."""
     is_shared = run.runtime.world > 1
     is_known = is_later and run.files.fingerprint is not None
-    if dry_run.current is not None or (is_known and not is_shared):
+    if is_known and not is_shared:
         return
     from .fingerprint import check_ranks, describe_program
 

@@ -107,7 +107,7 @@ class Stopping:
 
 
 class TrainingRun:
-    """The state of one run. Only `training` writes it; a finder or a dry run makes a fresh one.
+    """The state of one run. Only `training` writes it; a finder makes a fresh one.
 
     A `train` call goes through these states; each is entered once, in this order:
 

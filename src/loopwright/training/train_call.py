@@ -19,7 +19,6 @@ from ..data.workers import workers_explained
 from ..errors import ConfigurationError, DataError, check_number, interruption, is_notebook
 from ..metrics.history import History
 from ..metrics.progress import Limits
-from ..runtime import dry_run
 from ..text import counted
 from . import steps as loop
 from .assembly import settle_seed
@@ -178,7 +177,7 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
             seed_generators(seed)
     elif position is not None:
         _place(run, stream, position, is_changed=resumed is not None and resumed.is_changed)
-    if (is_start or resumed is not None) and dry_run.current is None:
+    if is_start or resumed is not None:
         run.say(starting_line(run, resumed))
     run.data.given = data
     run.data.train_stream = stream

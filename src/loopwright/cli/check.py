@@ -1,18 +1,21 @@
 """`loopwright check CONFIG`: do once all that a run does, on a few samples; report all mistakes.
 
-Tiny runs train the steps alone, then with all callbacks, then saved and resumed. A few steps with
-full batches measure the memory and the time that the run needs.
+Tiny runs train the steps alone, then with all callbacks, then saved and resumed.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import re
 import shutil
+import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -22,39 +25,35 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, default_collate
 
-from ..._torch_compat import mark_stepped
-from ...callback import Callback
-from ...callbacks import PeakMemory, Throughput, TrainTime
-from ...callbacks.freezing import Freeze
-from ...callbacks.interval import Periodic, Watching
-from ...callbacks.nonfinite import NonFiniteGuard
-from ...callbacks.scheduling import Scheduled
-from ...checkpoint.manifest import local_path
-from ...config import Config, ConfigError, beside
-from ...config.tree import descend
-from ...data.containers import tensors_in
-from ...data.random import preserved_rng, seed_sample
-from ...data.stream import LimitedStream, Stream
-from ...debug.resume_check import check_resume
-from ...errors import ConfigurationError, full_tracebacks
-from ...initializers import Initializer
-from ...interfaces.configured.core import ConfiguredCore
-from ...interfaces.configured.experiment import Experiment
-from ...metrics.result import StepResult
-from ...optim.build import CurveSchedule, Schedule
-from ...schedules import Curve, Extent
-from ...text import counted, duration, listed, size
-from ...trainer import Trainer
-from ...tuning.trial import TrialWatch
-from ..output import described, noted, printable
-from ..train import load_single
-from .report import CheckReport, FewSamples
+from .._torch_compat import mark_stepped
+from ..callback import Callback
+from ..callbacks import PeakMemory, Throughput, TrainTime
+from ..callbacks.freezing import Freeze
+from ..callbacks.interval import Periodic, Watching
+from ..callbacks.nonfinite import NonFiniteGuard
+from ..callbacks.scheduling import Scheduled
+from ..checkpoint.manifest import local_path
+from ..config import Config, ConfigError, Problem, beside
+from ..config.tree import descend
+from ..data.containers import tensors_in
+from ..data.random import preserved_rng, seed_sample
+from ..data.stream import Batch, LimitedStream, Stream, StreamWrapper
+from ..debug.resume_check import check_resume
+from ..errors import ConfigurationError, full_tracebacks
+from ..initializers import Initializer
+from ..interfaces.configured.core import ConfiguredCore
+from ..interfaces.configured.experiment import Experiment
+from ..metrics.result import StepResult
+from ..optim.build import CurveSchedule, Schedule
+from ..schedules import Curve, Extent
+from ..text import counted, listed, size
+from ..trainer import Trainer
+from .output import FOUND, OK, RED, described, noted, print_json, say
+from .train import load_single
 
 T = TypeVar("T")
 
 SLOW_SECONDS = 0.1  # data sets that take longer to build are built once
-LATE_SECONDS = 4.0  # after this time fewer steps and callbacks are tried
-ENOUGH_SECONDS = 2.0  # for measuring full batches; slower ones are estimated from small ones
 MAX_SECONDS = 1.0  # for following a schedule
 MAX_READ = 8  # samples of a data set
 POINTS = 101  # of a curve
@@ -63,19 +62,108 @@ UPDATES = 2  # in an epoch
 SAMPLES = 4  # in a batch
 WINDOW = 2  # batches in an update that accumulates
 EVAL_BATCHES = 2
-NUM_UPDATES = 3  # of a resumed run before and after it is saved, and of a measurement
+RESUMED_UPDATES = 3  # before the tiny run is saved, and after it is resumed
 ESSENTIAL = (Initializer, Freeze, NonFiniteGuard)  # without them, steps compute something else
 COMPILE = "trainer.use_torch_compile"
+BUILT = re.compile(r"raised while (\S+) \(kind: .*\) was built")
+
+
+def check_command(options: argparse.Namespace) -> int:
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        report = check_config(options.config, options.overrides)
+    if options.json:
+        report.print_json()
+    else:
+        report.print_text()
+    return FOUND if report.mistakes else OK
+
+
+class CheckReport:
+    """What a check of a run file found; a problem is listed once."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.config: Config | None = None  # where it could be read: problems then have a line
+        self.checked: list[str] = []
+        self.facts: dict[str, Any] = {}
+        self.notes: list[Problem] = []
+        self.mistakes: list[Problem] = []
+        self._errors: set[str] = set()
+
+    def mistake(self, key: str, message: str) -> None:
+        """Report something that keeps the run from being trained as intended."""
+        assert self.config is not None
+        self.mistakes.append(self.config.problem(key, message))
+
+    def note(self, key: str, message: str) -> None:
+        """Report something that may be intended."""
+        assert self.config is not None
+        self.notes.append(self.config.problem(key, message))
+
+    def failed(self, key: str, doing: str, error: BaseException) -> None:
+        """Report an error that the user's code raised, or that was raised about it."""
+        head, *details = described(error)
+        if head in self._errors:
+            return
+        self._errors.add(head)
+        if type(error).__module__.startswith("loopwright."):
+            head = str(error)
+        for line in details:
+            if match := BUILT.search(line):
+                key = match[1]
+                break
+        details = [line for line in details if not line.startswith("raised ")]
+        self.mistake(key, "\n".join([f"{doing}: {head}", *details]))
+
+    @contextmanager
+    def collecting(self, key: str, doing: str) -> Iterator[list[bool]]:
+        """Turn an exception into a mistake; the yielded list is filled if there was none."""
+        succeeded: list[bool] = []
+        try:
+            yield succeeded
+        except Exception as error:
+            self.failed(key, doing, error)
+        else:
+            succeeded.append(True)
+
+    def print_json(self) -> None:
+        print_json(
+            {
+                "config": self.path,
+                "ok": not self.mistakes,
+                "mistakes": [asdict(mistake) for mistake in self.mistakes],
+                "notes": [asdict(note) for note in self.notes],
+                "checked": self.checked,
+                **self.facts,
+            }
+        )
+
+    def print_text(self) -> None:
+        """Print the report; mistakes come last, where they are seen."""
+        if self.checked:
+            seconds = f"{self.facts['check_seconds']:.1f} s"
+            say(f"checked     {', '.join(self.checked)} ({seconds})")
+        if "parameters" in self.facts:
+            say(f"parameters  {self.facts['parameters']:,}")
+        if "checkpoint_bytes" in self.facts:
+            say(f"checkpoint  {size(self.facts['checkpoint_bytes'])}")
+        for note in self.notes:
+            say(f"note: {note}", keep="\n")
+        if not self.mistakes:
+            say(f"No mistakes found in {self.path}: it is ready to train.")
+            return
+        print()
+        say(f"{counted(len(self.mistakes), 'mistake')} in {self.path}:", RED)
+        for mistake in self.mistakes:
+            say(str(mistake), RED, keep="\n")
 
 
 def check_config(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:
-    """Find everything that is wrong with a run file, and measure its run."""
+    """Find everything that is wrong with a run file."""
     begin = monotonic()
-    report = CheckReport("config", str(path))
-    report.facts |= {"checked": [], "measures": None, "checkpoint_bytes": None}
-    texts: dict[str, str] = {}
+    report = CheckReport(str(path))
     try:
-        report.config = load_single(str(path), list(overrides))
+        report.config = load_single(str(path), list(overrides), "check")
     except ConfigError as error:
         report.mistakes += error.problems
     else:
@@ -84,33 +172,25 @@ def check_config(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport
             preserved_rng(),
             full_tracebacks(),
         ):
-            ConfigCheck(report, report.config, Path(folder), begin).run()
-    seconds = monotonic() - begin
-    checked = list(dict.fromkeys(report.checked))
-    if checked:
-        texts["checked"] = f"{', '.join(checked)} ({seconds:.1f} s)"
-    if report.facts["measures"] is not None:
-        texts |= measures_text(report.facts["measures"])
-    if report.facts["checkpoint_bytes"] is not None:
-        texts["checkpoint"] = size(report.facts["checkpoint_bytes"])
-    report.text += [printable(f"{title:<11} {text}") for title, text in texts.items()]
-    report.facts |= {"checked": checked, "check_seconds": seconds}
+            ConfigCheck(report, report.config, Path(folder)).run()
+    report.checked = list(dict.fromkeys(report.checked))
+    report.mistakes = list(dict.fromkeys(report.mistakes))
+    report.notes = list(dict.fromkeys(report.notes))
+    report.facts["check_seconds"] = monotonic() - begin
     return report
 
 
 class ConfigCheck:
     """Checks of a config, in the order in which they depend on each other."""
 
-    def __init__(self, report: CheckReport, config: Config, folder: Path, begin: float) -> None:
+    def __init__(self, report: CheckReport, config: Config, folder: Path) -> None:
         self.report = report
         self.config = config
         self.folder = folder
-        self.begin = begin
         self.experiment = Experiment(config, progress="silent")
         self.datasets: dict[str, Any] = {}
         self.shares_data = False
         self.keys: dict[int, str] = {}  # of the callbacks in the config, by position among all
-        self.num_samples: int | None = None
 
     def run(self) -> None:
         self._check_place()
@@ -188,7 +268,7 @@ class ConfigCheck:
 
     def _check_run(self) -> None:
         report = self.report
-        length = self._check_schedule()
+        self._check_schedule()
         if not self._check_steps():
             return
         dropped: set[int] = set()
@@ -199,9 +279,6 @@ class ConfigCheck:
             report.facts["checkpoint_bytes"] = checkpoint_bytes
             self._check_room(checkpoint_bytes)
             self._check_resuming(dropped)
-        if length is not None:
-            with report.collecting("trainer", "a step with a full batch fails"):
-                report.facts["measures"] = self._measure(length)
 
     # Tiny runs
 
@@ -255,13 +332,11 @@ class ConfigCheck:
         self, action: Callable[[Collection[int]], T], dropped: set[int], error: Exception
     ) -> int | None:
         """The position of the callback without which the error does not occur; the ones that the
-        error names are tried first, and after LATE_SECONDS no others."""
+        error names are tried first."""
         text = "\n".join(described(error))
         names = [type(callback).__name__ for callback in self._build().run.callbacks]
         tried = self.keys.keys() - dropped
         for number in sorted(tried, key=lambda number: (names[number] not in text, number)):
-            if self._is_late and names[number] not in text:
-                break
             try:
                 action(dropped | {number})
             except Exception as other:
@@ -269,10 +344,6 @@ class ConfigCheck:
                     continue
             return number
         return None
-
-    @property
-    def _is_late(self) -> bool:
-        return monotonic() - self.begin > LATE_SECONDS
 
     def _check_steps(self) -> bool:
         """Train, evaluate and predict without callbacks; return whether training works."""
@@ -285,6 +356,8 @@ class ConfigCheck:
             return False
         engine, probe = found
         self.report.checked.append("training steps")
+        params = engine._components.parameters()
+        self.report.facts["parameters"] = sum(param.numel() for param in params)
         self._judge(probe, may_rest=bool(engine.schedules) and not probe.has_rate)
         for key, dataset in engine.datasets.items():
             self._check_evaluation(engine, key, dataset, probe.names)
@@ -368,24 +441,19 @@ class ConfigCheck:
             if isinstance(callback, TrainTime | Throughput | PeakMemory):  # never the same twice
                 ignored += [f"*{name}*" for name in callback.metric_names(set())]
                 ignored.append(f"callbacks.{type(callback).__name__}*")
-        num_updates = 1 if self._is_late else NUM_UPDATES
         with report.collecting("trainer", "a resumed run fails"):
-            resumed = check_resume(made.pop, data, num_updates=num_updates, ignore=ignored)
+            resumed = check_resume(made.pop, data, num_updates=RESUMED_UPDATES, ignore=ignored)
             if resumed.ok:
                 report.checked.append("resuming")
             else:
                 report.mistake("trainer", str(resumed))
 
-    # The length of the run, and what depends on it
-
-    def _check_schedule(self) -> Extent | None:
-        length = None
+    def _check_schedule(self) -> None:
         with self.report.collecting("trainer", "the optimizer or the schedule cannot be built"):
             engine = self._build()
             callbacks = engine.run.callbacks
             self.keys = callback_keys(self.config, len(callbacks))
             stream = engine._open(engine.training_data(), None, shuffle=True)
-            self.num_samples = stream.num_samples
             length = length_of(engine, stream)
             stream.close()
             curves = self._check_intervals(callbacks, length)
@@ -400,7 +468,6 @@ class ConfigCheck:
             for key, curve in curves:
                 with self.report.collecting(key, "the schedule fails"):
                     check_curve(self.report, key, curve, length)
-        return length
 
     def _check_intervals(
         self, callbacks: Sequence[Callback], length: Extent
@@ -421,60 +488,6 @@ class ConfigCheck:
                 self.report.mistake(key, f"{name} acts {often}: it would never act.")
         return curves
 
-    # Memory and time
-
-    def _measure(self, length: Extent) -> dict[str, Any]:
-        """Measure time and memory of a few steps, on full batches unless that takes long."""
-        batch_size = self._build().config.batch_size
-        full = min(batch_size, self.num_samples or batch_size)
-        few = min(full, SAMPLES)
-        engine, watch = self._time(few)
-        scale = full / few
-        if (watch.seconds or 0.0) * scale * NUM_UPDATES < ENOUGH_SECONDS and scale > 1:
-            engine, watch = self._time(full)
-            scale = 1.0
-        step_seconds = None if watch.seconds is None else watch.seconds * scale
-        modules = engine.modules.values()
-        params = {id(p): p for module in modules for p in module.parameters()}.values()
-        trained = [param for param in params if param.requires_grad]
-        weights = _bytes(params) + _bytes(trained)
-        weights += _bytes(buffer for module in modules for buffer in module.buffers())
-        kept = watch.memory
-        if kept is not None and engine.runtime.device.type != "cpu":
-            kept = max(kept - weights, 0)
-        states = tensors_in([dict(optimizer.state) for optimizer in engine.optimizers.values()])
-        accumulate = engine.config.accumulate
-        seconds = None
-        if step_seconds is not None and length.updates is not None:
-            seconds = step_seconds * accumulate * length.updates
-        return {
-            "parameters": sum(param.numel() for param in params),
-            "trained": sum(param.numel() for param in trained),
-            "batch_size": batch_size,
-            "accumulate": accumulate,
-            "step_seconds": step_seconds,
-            "is_measured": scale == 1,
-            "weight_bytes": weights + _bytes(states),
-            "step_bytes": None if kept is None else int(kept * scale),
-            "updates": length.updates,
-            "epochs": length.epochs,
-            "seconds": seconds,
-        }
-
-    def _time(self, batch_size: int) -> tuple[ConfiguredCore, TrialWatch]:
-        """Train a few updates of one batch each."""
-        engine = self._build()
-        engine.config.num_workers = 0
-        engine.accumulate = 1
-        num_batches = (self.num_samples or batch_size) // batch_size
-        is_host = engine.runtime.device.type == "cpu"
-        watch = TrialWatch(batch_size, num_batches, counts=is_host)
-        engine.callbacks = [watch]
-        engine.run.bind(engine.callbacks)
-        data = engine.training_data()
-        engine.train(data, num_updates=NUM_UPDATES, batch_size=batch_size, resume=False)
-        return engine, watch
-
 
 def callback_keys(config: Config, count: int) -> dict[int, str]:
     """The keys of the callbacks in a config, by their positions among all those of the trainer."""
@@ -490,6 +503,24 @@ def callback_keys(config: Config, count: int) -> dict[int, str]:
 def _identity(error: Exception) -> str:
     """What is equal for two errors of the same cause: all but numbers and addresses."""
     return re.sub(r"0x\w+|\d+", "", "\n".join(described(error)))
+
+
+class FewSamples(StreamWrapper):
+    """A stream with at most `max_samples` in a batch; order and sharding stay the same."""
+
+    def __init__(self, stream: Stream, max_samples: int) -> None:
+        self._max_samples = max_samples
+        super().__init__(stream)
+
+    def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
+        few = self._max_samples if max_samples is None else min(max_samples, self._max_samples)
+        # a window keeps all its steps
+        return [batch for _ in range(count) for batch in self._stream.take(1, few)]
+
+    def _update_sizes(self) -> None:
+        super()._update_sizes()
+        if self.num_samples is not None and self.num_batches is not None:
+            self.num_batches = -(-self.num_samples // self._max_samples)
 
 
 class Tiny(Callback):
@@ -664,30 +695,3 @@ def check_scheduler(report: CheckReport, key: str, schedule: Schedule, length: E
         if not stepped or monotonic() > end:
             return
     report.checked.append("schedule to the end")
-
-
-def measures_text(found: dict[str, Any]) -> dict[str, str]:
-    """The measures in words, by title."""
-    frozen = found["parameters"] - found["trained"]
-    parameters = f"{found['parameters']:,}" + (f", of which {frozen:,} frozen" if frozen else "")
-    memory = f"{size(found['weight_bytes'])} for weights, gradients and the optimizer"
-    if found["step_bytes"] is not None:
-        memory += f", and {size(found['step_bytes'])} for a batch"
-    step = "not measured"
-    if found["step_seconds"] is not None:
-        step = f"{duration(found['step_seconds'])} for a batch of {found['batch_size']}"
-        step += "" if found["is_measured"] else " (estimated from smaller batches)"
-    run = "of a length that is not known"
-    if found["updates"] is not None:
-        run = counted(round(found["updates"]), "update")
-    if found["accumulate"] > 1:
-        run += f" of {found['accumulate']} batches"
-    if found["epochs"] is not None:
-        run += f", {counted(found['epochs'], 'epoch')}"
-    if found["seconds"] is not None:
-        run += f": about {duration(found['seconds'])} without evaluations"
-    return {"parameters": parameters, "memory": memory, "step": step, "run": run}
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
