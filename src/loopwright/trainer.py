@@ -509,7 +509,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
             batch_size: Samples per batch, where the data is not in batches. Default: 32.
             seconds: The time for each of the two settings that are compared.
             only: What to try: "workers", "batch_size", "compile", "precision", "threads",
-                "channels_last", "fused", "pin_memory". Default: all of these.
+                "channels_last". Default: all of these.
 
         Returns:
             The rows of the table, with `suggestion` (settings by name) and `lines` (code).
@@ -522,7 +522,10 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         from .tuning.tune import Tuner
 
         with self.run.generators.of_program():
-            return Tuner(self, data, batch_size=batch_size, seconds=seconds, only=only).tell()
+            tuner = Tuner(self, data, batch_size=batch_size, seconds=seconds, only=only)
+            tuning = tuner.run()
+            tuner.say("", *tuning.summary(tuning.lines))
+        return tuning
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Request the end of training after the current update; `reason` is printed and

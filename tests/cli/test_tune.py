@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from loopwright.cli import main
-from loopwright.cli.tuning import lines_for, overrides_for
+from loopwright.cli.tuning import lines_for
 from loopwright.config import load_config
 from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.interfaces.configured.trainer import BaseTrainerConfig
@@ -23,20 +23,16 @@ from tests.cli.sweep.projects import write_project
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(write_project(tmp_path))
     monkeypatch.setattr(Tuner, "_num_updates", 2)
-    monkeypatch.setattr(tune, "MIN_TURNS", 2)
+    monkeypatch.setattr(tune, "NUM_TURNS", 2)
     return tmp_path
 
 
 def test_the_settings_of_a_run_file_are_tried_and_no_run_is_written(project, capsys):
     files = sorted(project.iterdir())
-    assert (
-        main(["tune", "run.yaml", "--only", "batch-size,fused", "trainer.effective_batch_size=6"])
-        == 0
-    )
+    assert main(["tune", "run.yaml", "--only", "batch-size", "trainer.effective_batch_size=6"]) == 0
     printed = capsys.readouterr().out
-    assert "Trying 2 settings on cpu" in printed
     assert "batch size 12" in printed
-    assert "Current settings: 0 workers, batch size 6, not compiled, fp32" in printed
+    assert "current settings" in printed
     assert [path for path in sorted(project.iterdir()) if path.name != "__pycache__"] == files
 
 
@@ -49,7 +45,7 @@ def test_as_json(capsys, monkeypatch):
                 "tune",
                 "run.yaml",
                 "--only",
-                "fused,compile,precision",
+                "compile,precision",
                 "--json",
                 "+trainer.precision=bf16",
             ]
@@ -76,12 +72,11 @@ def test_what_to_write_is_a_command_and_what_no_run_file_has_is_a_line_of_code()
         "compile": "model",
         "precision": "bf16",
         "threads": 2,
-        "fused": True,
     }
     assert lines_for(settings, "run.yaml", settings_of()) == [
-        "OMP_NUM_THREADS=2 loopwright train run.yaml +trainer.num_workers=2 "
+        "export OMP_NUM_THREADS=2",
+        "loopwright train run.yaml +trainer.num_workers=2 "
         "+trainer.effective_batch_size=64 +trainer.precision=bf16 +trainer.use_torch_compile=true",
-        "fused: true  # among the settings of the optimizer in the run file",
     ]
     assert lines_for({"channels_last": True}, "run.yaml", settings_of())[0].startswith(
         "self.to(memory_format="
@@ -93,7 +88,8 @@ def test_the_overrides_are_settings_of_run_files():
     settings = {"workers": 1, "batch_size": 12, "precision": "bf16", "compile": "model"}
     built = Experiment.from_config(load_config("run.yaml"), progress="silent")
     built.build()
-    overrides = overrides_for(settings, built.trainer.config)
+    (command,) = lines_for(settings, "run.yaml", built.trainer.config)
+    overrides = command.split()[3:]
     assert overrides[:2] == ["+trainer.num_workers=1", "trainer.effective_batch_size=12"]
     experiment = Experiment.from_config(load_config("run.yaml", overrides), progress="silent")
     experiment.build()

@@ -13,7 +13,7 @@ from tests.tuning.tries import HandClock
 def few_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two turns of two timed updates each, and two cores on any machine."""
     monkeypatch.setattr(Tuner, "_num_updates", 2)
-    monkeypatch.setattr(tune, "MIN_TURNS", 2)
+    monkeypatch.setattr(tune, "NUM_TURNS", 2)
     monkeypatch.setattr("loopwright.tuning.tune.num_cores", lambda: 2)
 
 

@@ -72,7 +72,9 @@ def test_nothing_fits_where_a_single_sample_does_not(many):
     assert [trial.reason for trial in scan.trials] == ["memory ran out"]
 
 
-def test_on_the_host_a_size_that_would_need_too_much_is_not_tried(many):
+def test_on_the_host_a_size_that_would_need_too_much_is_not_tried(many, monkeypatch):
+    monkeypatch.setattr("loopwright.tuning.finders.usable", lambda: 100_000)
+
     class Wide(nn.Module):
         seen: list[int] = []
 
@@ -84,7 +86,7 @@ def test_on_the_host_a_size_that_would_need_too_much_is_not_tried(many):
             self.seen.append(len(inputs))
             return self.body(inputs)
 
-    scan = find_batch_size(make_trainer(Wide()), many, memory=100_000)
+    scan = find_batch_size(make_trainer(Wide()), many)
     assert 20 <= scan.largest <= 25  # each keeps a row of 1000 numbers and a little more
     assert max(Wide.seen) == scan.largest
     assert "would need about" in next(trial.reason for trial in scan.trials if not trial.fits)
@@ -102,8 +104,8 @@ def test_every_size_that_fits_has_a_speed_and_all_batches_are_full(many):
     trainer = Watched(
         build_linear(), factory, nn.functional.cross_entropy, progress="silent", accumulate=3
     )
-    scan = find_batch_size(trainer, many, start=64, max_size=128, num_updates=5)
-    assert sizes == [64] * 5 + [128] * 5
+    scan = find_batch_size(trainer, many, start=64, max_size=128)
+    assert sizes == [64] * 4 + [128] * 4
     assert all(trial.samples_per_second > 0 for trial in scan.trials)
 
 

@@ -352,7 +352,7 @@ def _config_validate(parser: ArgumentParser) -> None:
 
 @command("lr-find", "tuning.lr_command")
 def _lr_find(parser: ArgumentParser) -> None:
-    r"""Suggest a learning rate.
+    """Suggest a learning rate.
 
     Trains for --updates updates while the learning rate grows exponentially from --low to --high,
     or until the loss explodes. The suggestion is the rate at which the smoothed loss falls
@@ -361,15 +361,13 @@ def _lr_find(parser: ArgumentParser) -> None:
 
     examples:
       loopwright lr-find run.yaml
-      loopwright lr-find run.yaml model.width=64 --low 1e-6 --high 10 \
-          --updates 200 --plot lr.png
+      loopwright lr-find run.yaml model.width=64 --low 1e-6 --high 10 --updates 200
     """
     add_config(parser)
     add(parser, "--low RATE", "the first rate (default: 1e-7)", default=1e-7)
     add(parser, "--high RATE", "the last rate (default: 1)", default=1.0)
     add(parser, "--updates N", "the number of rates to try (default: 100)", default=100)
     add(parser, "--optimizer NAME", "the optimizer to vary, if there are several")
-    add(parser, "--plot FILE", "draw the curve to this file (.png, .svg, .pdf)")
     add(parser, "--json", "print all rates, losses and the suggestion as JSON")
 
 
@@ -380,8 +378,8 @@ def _batch_size_find(parser: ArgumentParser) -> None:
     Trains a few updates with batches of 1, 2, 4, ... samples, until memory runs out, --max is
     reached or one batch holds the whole data set; bisection then finds the largest size that
     fits. The suggestion is the smallest size that is about as fast as the fastest. On the CPU,
-    sizes that would need more than 80 % of the free memory, or more than --memory, are skipped.
-    No run directory is written.
+    sizes that would need more than 80 % of the free memory are skipped. No run directory is
+    written.
     Exit code 1: not even the smallest size fits.
 
     examples:
@@ -391,7 +389,6 @@ def _batch_size_find(parser: ArgumentParser) -> None:
     add_config(parser)
     add(parser, "--start N", "the smallest size (default: 1)", default=1)
     add(parser, "--max N", "the largest size (default: 4096)", default=4096)
-    add(parser, "--updates N", "updates per size (default: 4)", default=4)
     add(parser, "--json", "print all sizes and the suggestion as JSON")
 
 
@@ -400,12 +397,11 @@ def _tune(parser: ArgumentParser) -> None:
     """Measure which settings make training faster.
 
     Trains the run for a few seconds with each of several settings, in turns with the current
-    settings: data workers, batch size, precision, threads, torch.compile, channels-last, a fused
-    optimizer, pinned memory. Then the settings that help are tried together. Prints samples per
-    second, the ratio to the current settings with its spread, and what to change. A difference
-    within the noise is not reported as faster. No run directory is written. Ctrl-C stops early
-    and prints the results so far. This command takes run files; in a program, call
-    trainer.tune(data).
+    settings: data workers, batch size, precision, threads, torch.compile, channels-last. Then the
+    settings that help are tried together. Prints samples per second, the ratio to the current
+    settings with its spread, and what to change. A difference within the noise is not reported as
+    faster. No run directory is written. Ctrl-C stops early and prints the results so far. This
+    command takes run files; in a program, call trainer.tune(data).
 
     examples:
       loopwright tune run.yaml

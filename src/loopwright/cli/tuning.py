@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -19,17 +17,10 @@ from ..interfaces.configured.trainer import BaseTrainerConfig
 from ..text import counted, size
 from ..tuning import BatchSizeScan, LearningRateScan, find_batch_size, find_learning_rate
 from ..tuning.tune import Tuner
-from ..tuning.tune_table import summary_of
 from .output import FOUND, INTERRUPTED, OK, explained, number_text, print_fitted, print_json, say
 from .train import load_single
 
 MAX_ROWS = 20
-COMPILED = ("model",)  # the values of `compile` that a run file has a setting for
-IN_CODE = {
-    "channels_last": "self.to(memory_format=torch.channels_last)  # at the end of the model's __init__",
-    "fused": "fused: true  # among the settings of the optimizer in the run file",
-    "pin_memory": "pin_memory=True  # in your own DataLoader",
-}
 
 
 @contextmanager
@@ -53,8 +44,6 @@ def lr_command(options: argparse.Namespace) -> int:
             num_updates=options.updates,
             optimizer=options.optimizer,
         )
-    if options.plot is not None:
-        scan.plot(Path(options.plot))
     if options.json:
         print_json(scan.to_dict())
     else:
@@ -70,15 +59,9 @@ def _print_rates(scan: LearningRateScan) -> None:
     print_fitted(["RATE", "LOSS", "SMOOTHED"], rows, right="012")
     say(f"Stopped after {counted(count, 'update')}: {scan.reason}.")
     if scan.suggestion is None:
-        print(
-            "The loss never fell, so there is no suggestion: try a larger --high, or look at the "
-            "data and the loss."
-        )
+        print("The loss never fell, so there is no suggestion: try a larger --high.")
         return
-    print(
-        f"Suggestion: {scan.suggestion:.3g}, where the loss falls fastest (halfway down: "
-        f"{scan.valley:.3g})."
-    )
+    print(f"Suggestion: {scan.suggestion:.3g}, where the loss falls fastest.")
 
 
 def batch_size_command(options: argparse.Namespace) -> int:
@@ -88,7 +71,6 @@ def batch_size_command(options: argparse.Namespace) -> int:
             engine.dataset("train"),
             start=options.start,
             max_size=options.max,
-            num_updates=options.updates,
         )
     if options.json:
         print_json(scan.to_dict())
@@ -124,17 +106,16 @@ def tune_command(options: argparse.Namespace) -> int:
             batch_size=size,
             seconds=options.seconds,
             only=options.only,
-            compile_choices=COMPILED,
+            compile_choices=["model"],  # all that a run file has a setting for
             is_silent=options.json,
         )
         tuning = tuner.run()
-        config = engine.config
-    lines_of = partial(lines_for, path=options.config, config=config)
+        lines = lines_for(tuning.suggestion, options.config, engine.config)
     if options.json:
-        print_json(tuning.to_dict() | {"lines": lines_of(tuning.suggestion)})
+        print_json(tuning.to_dict() | {"lines": lines})
     else:
         print()
-        for line in summary_of(tuning, lines_of):
+        for line in tuning.summary(lines):
             say(line)
     return OK if tuning.is_complete else INTERRUPTED
 
@@ -153,14 +134,6 @@ def _data_of(engine: ConfiguredCore) -> tuple[Any, int | None]:
 def lines_for(settings: Mapping[str, Any], path: str, config: BaseTrainerConfig) -> list[str]:
     """What to write for some settings: a command with overrides of the run file, and lines of
     code."""
-    words = [f"OMP_NUM_THREADS={settings['threads']}"] if "threads" in settings else []
-    words += ["loopwright", "train", path, *overrides_for(settings, config)]
-    command = [" ".join(words)] if len(words) > 3 else []
-    return [*command, *(line for name, line in IN_CODE.items() if name in settings)]
-
-
-def overrides_for(settings: Mapping[str, Any], config: BaseTrainerConfig) -> list[str]:
-    """The overrides of a run file for some settings; `+` adds a key that the file does not have."""
     values: dict[str, Any] = {}
     if "workers" in settings:
         values["num_workers"] = settings["workers"]
@@ -172,7 +145,16 @@ def overrides_for(settings: Mapping[str, Any], config: BaseTrainerConfig) -> lis
         values["precision"] = settings["precision"]
     if "compile" in settings:
         values["use_torch_compile"] = "false" if settings["compile"] is None else "true"
-    given = config.model_fields_set
-    return [
-        f"{'' if name in given else '+'}trainer.{name}={value}" for name, value in values.items()
-    ]
+    lines = []
+    if "threads" in settings:
+        lines.append(f"export OMP_NUM_THREADS={settings['threads']}")
+    if values:
+        words = ["loopwright", "train", path]
+        for name, value in values.items():
+            is_given = name in config.model_fields_set
+            words.append(f"{'' if is_given else '+'}trainer.{name}={value}")  # + adds a key
+        lines.append(" ".join(words))
+    if "channels_last" in settings:
+        to = "self.to(memory_format=torch.channels_last)"
+        lines.append(f"{to}  # at the end of the model's __init__")
+    return lines

@@ -73,6 +73,12 @@ class UpdateSettings:
         reshard_after_forward: As for `DistributedRuntime`.
         bucket_bytes: The size of the buckets in which DDP averages gradients.
         on_cpu: Whether the ranks are on CPUs, which exchange their messages in another form.
+
+    Example:
+        >>> from loopwright import Mesh
+        >>> from loopwright.scaling import UpdateSettings
+        >>> UpdateSettings(Mesh(shard=4), accumulate=2, clips=True).mesh.size
+        4
     """
 
     mesh: Mesh
@@ -103,6 +109,13 @@ class RankCost:
         optimizer: Its part of the optimizer's state.
         buffers: All buffers.
         collectives: Every collective of an update, equal ones together.
+
+    Example:
+        >>> from loopwright.scaling import Collective, RankCost
+        >>> sent = Collective("all-reduce", payload=412, group=2)
+        >>> cost = RankCost(400, 400, 808, 0, (sent,))
+        >>> cost.held, cost.sent
+        (1608, 412.0)
     """
 
     parameters: int
@@ -145,7 +158,7 @@ def rank_cost(
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> cost = rank_cost(model, optimizer, UpdateSettings(Mesh(shard=4)))
         >>> cost.parameters, cost.optimizer, round(cost.sent)
-        (1001000, 1001000, 9009018)
+        (1001000, 1001000, 6006072)
     """
     place = rank % settings.mesh.shard
     part_of = {param: _part(param, settings.mesh.shard, place) for param in model.parameters()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,22 +18,23 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..callback import Callback
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..data.random import all_preserved
-from ..errors import ConfigurationError, MissingExtraError, check_number
+from ..errors import ConfigurationError, check_number
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
 from ..training.program import Program
 from .trial import (
-    SPARE,
     TrialWatch,
-    available_memory,
     fresh_run,
     is_out_of_memory,
     let_go,
     start_again,
     train_for_a_while,
+    usable,
 )
 
 SMOOTHING = 0.9
+STOP_FACTOR = 4  # a smoothed loss that is this many times the lowest ends a scan
+NUM_UPDATES = 4  # of a batch size
 LEAST_FALL = 0.01  # of the first loss, to speak of a fall at all
 NEARLY = 0.95  # of the best throughput: a smaller batch that has as much is the better one
 
@@ -88,18 +88,7 @@ class LearningRateScan:
         smoothed = self.smoothed
         near = [smoothed[at - width : at + width + 1] for at in inside]
         slopes = [np.polyfit(range(len(values)), values, 1)[0] for values in near]
-        return self.rates[inside[slopes.index(min(slopes))]] if min(slopes) < 0 else self.valley
-
-    @property
-    def valley(self) -> float | None:
-        """The first rate at which half of the way down to the lowest smoothed loss is done."""
-        lowest = self._lowest()
-        if lowest is None:
-            return None
-        way = self.smoothed[: lowest + 1]
-        top = way.index(max(way))
-        half = (way[top] + way[lowest]) / 2
-        return next(self.rates[at] for at in range(top, lowest + 1) if way[at] <= half)
+        return self.rates[inside[slopes.index(min(slopes))] if min(slopes) < 0 else lowest]
 
     def _lowest(self) -> int | None:
         """Where the smoothed loss is lowest; None if it is hardly lower than at the beginning."""
@@ -114,30 +103,11 @@ class LearningRateScan:
         """Return the scan as plain values, for JSON."""
         return {
             "suggestion": self.suggestion,
-            "valley": self.valley,
             "reason": self.reason,
             "rates": list(self.rates),
             "losses": list(self.losses),
             "smoothed": list(self.smoothed),
         }
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the curve to a file."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingExtraError(
-                "plots-extra", "Drawing a scan needs matplotlib: pip install 'loopwright[plots]'."
-            ) from error
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.subplots()
-        axes.semilogx(self.rates, self.losses, color="0.8", label="loss")
-        axes.semilogx(self.rates, self.smoothed, label="smoothed")
-        if self.suggestion is not None:
-            axes.axvline(self.suggestion, linestyle="--", label=f"suggestion {self.suggestion:.3g}")
-        axes.set(xlabel="learning rate", ylabel="loss")
-        axes.legend()
-        figure.savefig(path)
 
 
 def find_learning_rate(
@@ -149,13 +119,13 @@ def find_learning_rate(
     num_updates: int = 100,
     optimizer: str | None = None,
     batch_size: int | None = None,
-    stop_factor: float = 4.0,
 ) -> LearningRateScan:
     """Train while the learning rate grows exponentially; the trainer's state is the same
     afterwards.
 
     Parameter groups keep the proportions of their rates. Of the callbacks, only initialisers and
-    `Freeze` take part.
+    `Freeze` take part. The scan ends early if the smoothed loss is four times the lowest, or not
+    finite.
 
     Args:
         trainer: The trainer; a fresh run of it is trained and discarded.
@@ -166,11 +136,9 @@ def find_learning_rate(
         num_updates: The number of updates, one for each rate.
         optimizer: The name of the optimizer whose rate is scanned, where there are several.
         batch_size: Samples per batch, where the data is not in batches.
-        stop_factor: End early if the smoothed loss is this many times the lowest, or not finite.
 
     Returns:
-        The rates and losses, with a `suggestion` (None where the loss never falls) and
-        `plot(path)`.
+        The rates and losses, with a `suggestion` (None where the loss never falls).
 
     Example:
         >>> import torch, loopwright
@@ -189,7 +157,7 @@ def find_learning_rate(
     check_number("num_updates", num_updates, least=3)
     shares = [number / (num_updates - 1) for number in range(num_updates)]
     rates = [lowest * (highest / lowest) ** share for share in shares]
-    growth = _Growth(rates, optimizer, stop_factor)
+    growth = _Growth(rates, optimizer)
     with all_preserved():
         data = trainer.configure_data()[0] if data is None else data
     with fresh_run(trainer, [NonFiniteGuard("stop"), growth]):
@@ -201,11 +169,10 @@ def find_learning_rate(
 class _Growth(Callback):
     """Callback that sets the rate of each update and records its loss."""
 
-    def __init__(self, rates: list[float], optimizer: str | None, stop_factor: float) -> None:
+    def __init__(self, rates: list[float], optimizer: str | None) -> None:
         self.rates = rates
         self.losses: list[float] = []
         self._optimizer = optimizer
-        self._stop_factor = stop_factor
         self._average = 0.0
         self._lowest_average = math.inf
         self._meter = Meter()
@@ -235,8 +202,8 @@ class _Growth(Callback):
         average = self._average / (1 - SMOOTHING**number)
         self._lowest_average = min(self._lowest_average, average)
         rise = average - self._lowest_average
-        if rise > (self._stop_factor - 1) * abs(self._lowest_average):
-            trainer.run.stop(f"the loss rose to more than {self._stop_factor:g} times its lowest")
+        if rise > (STOP_FACTOR - 1) * abs(self._lowest_average):
+            trainer.run.stop(f"the loss rose to more than {STOP_FACTOR} times its lowest")
         if number < len(self.rates):
             self._set(self.rates[number])
 
@@ -337,22 +304,18 @@ def find_batch_size(
     *,
     start: int = 1,
     max_size: int = 4096,
-    num_updates: int = 4,
-    memory: int | None = None,
 ) -> BatchSizeScan:
     """Find the largest batch size that fits in memory; the trainer's state is the same afterwards.
 
     Sizes are doubled from `start` until one does not fit, then bisected. On the CPU, where running
-    out of memory ends the process, a size is not tried if its step would need more than `memory`
-    bytes, estimated from smaller sizes.
+    out of memory ends the process, a size is not tried if its step would need more than 80 % of
+    the free memory, estimated from smaller sizes.
 
     Args:
         trainer: The trainer; a fresh run of it is trained and discarded.
         data: A data set with a length.
         start: The first size, in samples.
         max_size: The largest size to try; no size is larger than the data set.
-        num_updates: Updates per size. A size fits if all of them run.
-        memory: Bytes that a step may need on the CPU. Default: 80 % of the free memory.
 
     Returns:
         The trials, with `largest` (the largest size that fits) and `suggestion` (the smallest that
@@ -382,15 +345,14 @@ def find_batch_size(
             "and at most the number of samples.",
         )
     is_host = trainer.runtime.device.type == "cpu"
-    if memory is None and is_host:
-        memory = int(SPARE * available_memory())
+    memory = usable() if is_host else None
     trials: list[Trial] = []
 
     def fits(size: int) -> bool:
-        watch = TrialWatch(size, length // size, counts=is_host)
+        watch = TrialWatch(size, length // size)
         trial = _foreseen(trials, size, memory)
         if trial is None:
-            trial = _try(trainer, data, num_updates, watch, memory)
+            trial = _try(trainer, data, watch, memory)
         trials.append(trial)
         return trial.fits
 
@@ -424,16 +386,14 @@ def _foreseen(trials: Sequence[Trial], size: int, memory: int | None) -> Trial |
     return Trial(size, False, memory=need, reason=reason) if need > memory else None
 
 
-def _try(
-    trainer: Program, data: Any, num_updates: int, watch: TrialWatch, memory: int | None
-) -> Trial:
+def _try(trainer: Program, data: Any, watch: TrialWatch, memory: int | None) -> Trial:
     """Train a few updates with batches of the watch's size."""
     size = watch.size
     trainer.callbacks[-1] = watch
     start_again(trainer)
     trainer.accumulate = 1
     try:
-        train_for_a_while(trainer, data, num_updates, size)
+        train_for_a_while(trainer, data, NUM_UPDATES, size)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -444,4 +404,5 @@ def _try(
     if watch.memory is not None and memory is not None and watch.memory > memory:
         reason = f"needs {watch.memory} bytes, but only {memory} are available"
         return Trial(size, False, memory=watch.memory, reason=reason)
-    return Trial(size, True, watch.samples_per_second, watch.memory)
+    speed = size / watch.seconds if watch.seconds else None
+    return Trial(size, True, speed, watch.memory)

@@ -167,8 +167,9 @@ def let_go(error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def available_memory() -> int:
-    """Return the available bytes of the machine, or of the container if it has a limit."""
+def usable() -> int:
+    """The bytes that a step may need on the CPU: most of what the machine, or the container if it
+    has a limit, has available."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(
@@ -179,23 +180,23 @@ def available_memory() -> int:
     with suppress(OSError, ValueError):  # no container, or one without a limit: "max"
         limit = int((CGROUP / "memory.max").read_text())
         free = min(free, max(limit - int((CGROUP / "memory.current").read_text()), 0))
-    return free
+    return int(SPARE * free)
 
 
 class TrialWatch(Callback):
     """Callback that times full batches and measures the memory of the first.
 
+    On the CPU, it counts the tensors that are saved for the backward pass; on a GPU, it reads the
+    peak of the memory.
+
     Args:
         size: Samples per batch.
         num_full: The number of full batches in an epoch.
-        counts: Whether to count the tensors that are saved for the backward pass; on a GPU, the
-            peak of its memory is read.
     """
 
-    def __init__(self, size: int, num_full: int, *, counts: bool) -> None:
+    def __init__(self, size: int, num_full: int) -> None:
         self.size = size
         self._num_full = num_full
-        self._counts = counts
         self._times: list[float] = []
         self._started = 0.0
         self._counting = ExitStack()
@@ -208,10 +209,6 @@ class TrialWatch(Callback):
         times = self._times[1:] or self._times
         return statistics.median(times) if times else None
 
-    @property
-    def samples_per_second(self) -> float | None:
-        return self.size / self.seconds if self.seconds else None
-
     def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
         return LimitedStream(stream, self._num_full) if is_training else stream
 
@@ -220,7 +217,7 @@ class TrialWatch(Callback):
             torch.cuda.reset_peak_memory_stats(trainer.runtime.device)
 
     def on_train_step_start(self, trainer: Program, batch: Any) -> None:
-        if self._counts and self._saved is None:
+        if trainer.runtime.device.type == "cpu" and self._saved is None:
             self._saved = SavedBytes(trainer.modules.values())
             self._counting.enter_context(self._saved)
         wait_for(trainer.runtime.device)

@@ -1,5 +1,5 @@
-"""Try settings of a trainer for their speed: each beside the present ones in turns, then those
-worth it together. Of the settings nothing stays."""
+"""Try settings of a trainer for their speed, each in turns with the present ones. Of the settings
+nothing stays."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import os
 import signal
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import sqrt
 from statistics import median
 from time import perf_counter
@@ -31,149 +30,190 @@ from ..data.stream import Stateful, Stream
 from ..errors import ConfigurationError, Interrupted, check_number
 from ..metrics.progress import Limits
 from ..runtime.fsdp import blocks_of
-from ..text import counted
 from ..training.callback_schedulers import set_hyperparameters
 from ..training.compiled import CompiledStep, wait_for
 from ..training.program import Program
 from ..training.restore import Keeper
 from ..training.run import TrainingRun
 from ..training.train_call import run_training
-from .trial import (
-    SPARE,
-    TrialWatch,
-    available_memory,
-    fresh_run,
-    is_out_of_memory,
-    kept_position,
-    let_go,
-    use_run,
-)
-from .tune_table import (
-    CHANGES_NUMBERS,
-    HEADER,
-    LEAST_GAIN,
-    Named,
-    Tuning,
-    TuningRow,
-    aligned,
-    effect_of,
-    judged,
-    present_cells,
-    spread_of,
-    summary_of,
-)
+from .trial import TrialWatch, fresh_run, is_out_of_memory, kept_position, let_go, usable, use_run
 
-MIN_TURNS = 3
-MAX_TURNS = 7
+NUM_TURNS = 5
 WARM_UP = 2  # updates that are not timed at the start of a turn, and two more for each worker
-LEAST_BOUND = 30.0
-COMPILING = 120.0  # seconds that compiling is given beyond those of the other tries
-WIDTHS = (19, 12, 14, 13)
-FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+LEAST_GAIN = 0.03  # of the speed: less is not worth a line of code, nor can it be told from noise
+NORMAL = 1.4826  # a standard deviation, in median absolute deviations of a normal distribution
 MAX_DOUBLINGS = 6
-WITH_WORKERS = ("timeout", "multiprocessing_context")  # options of a loader with workers
-KEPT = ("collate_fn", "worker_init_fn", "generator", "in_order")
+CHANGES_NUMBERS = ("batch_size", "precision")
+HEADER = ("tried", "samples/s", "ratio", "worth it", "")
+WIDTHS = (22, 11, 14, 10)
+LINES = {
+    "workers": "DataLoader(..., num_workers={})",
+    "batch_size": "batch_size={}  # of the DataLoader, or of trainer.train",
+    "compile": "Trainer(..., compile={!r})",
+    "precision": "Trainer(..., precision={!r})",
+    "threads": "torch.set_num_threads({})",
+    "channels_last": "model.to(memory_format=torch.channels_last)",
+}
+# options of a loader that stay: all, and those of a loader with workers
+KEPT = (
+    "collate_fn",
+    "worker_init_fn",
+    "generator",
+    "in_order",
+    "sampler",
+    "drop_last",
+    "pin_memory",
+)
+WITH_WORKERS = ("timeout", "multiprocessing_context", "persistent_workers")
 
 
-# The data
+# The result
 
 
-class TunedData:
-    """Data as the user gave it. `fixed` has the reason for each of its settings that cannot be
-    varied.
+@dataclass(frozen=True, slots=True)
+class TuningRow:
+    """One try: some settings beside the present ones.
 
     Args:
-        data: What `Trainer.train` takes.
-        batch_size: Samples per batch, where the data is not in batches.
+        settings: The values that differ from the present ones, by name.
+        samples_per_second: The speed; None where the settings do not work.
+        ratio: The speed divided by that of the present settings, measured in turns; the median of
+            these.
+        spread: Twice the standard error of the ratio: a difference up to it may be chance.
+        note: Why it does not work.
+
+    >>> from loopwright.tuning import TuningRow
+    >>> row = TuningRow({"threads": 2}, 1800.0, 1.8, 0.02)
+    >>> row.label, row.is_worth_it
+    ('2 threads', True)
     """
 
-    def __init__(self, data: Any, batch_size: int | None) -> None:
-        self.given = as_dataset(data)
-        self.given_size = batch_size
-        self.is_loader = isinstance(self.given, DataLoader)
-        self.num_samples: int | None = None  # in an epoch, where that is known
-        self.batch_size: int | None = None
-        self.workers = 0
-        self.pin_memory = False
-        self.fixed: dict[str, str] = {}
-        samples = getattr(self.given, "dataset", None) if self.is_loader else self.given
-        self._is_iterable = isinstance(samples, IterableDataset)
-        if isinstance(self.given, DataLoader):
-            self._read_loader(self.given)
-        elif is_samples(self.given, batch_size) or self._is_iterable:
-            self.batch_size = batch_size or DEFAULT_BATCH_SIZE
-        else:
-            kind = type(self.given).__name__
-            if iter(self.given) is self.given and not isinstance(self.given, Stateful):
-                raise ConfigurationError(
-                    "one-use-iterator",
-                    f"tune reads the data many times, but a {kind} can be read only once: pass a "
-                    "data set, a DataLoader or a list of batches.",
-                )
-            self._fix(f"a {kind} already has batches: pass the data set itself")
-        if self._is_iterable:
-            self.fixed["workers"] = (
-                "each worker would read the whole iterable data set, unless the data set divides "
-                "itself"
-            )
+    settings: Mapping[str, Any]
+    samples_per_second: float | None = None
+    ratio: float | None = None
+    spread: float = 0.0
+    note: str = ""
 
-    def note_stream(self, stream: Stream) -> None:
-        """Note what the stream that is opened over the data says about it."""
-        self.num_samples = stream.num_samples
-        if isinstance(stream, TensorStream):
-            self.fixed["workers"] = (
-                "batches are taken straight from the tensors, and workers would not be used"
-            )
+    @property
+    def label(self) -> str:
+        """The settings in words."""
+        return ", ".join(label_of(name, value) for name, value in self.settings.items())
 
-    def _read_loader(self, loader: DataLoader[Any]) -> None:
-        self.workers = loader.num_workers
-        self.pin_memory = bool(loader.pin_memory)
-        self.batch_size = loader.batch_size
-        if not iterates_as_torch(loader):
-            self._fix(f"a {type(loader).__name__} with its own way of iterating")
-        elif loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-            self.batch_size = None
-            self.fixed["batch_size"] = "the loader has its own batch sampler"
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the settings are faster by more than chance, and by more than 3 %."""
+        return self.ratio is not None and self.ratio > 1 + max(self.spread, LEAST_GAIN)
 
-    def _fix(self, reason: str) -> None:
-        self.fixed |= dict.fromkeys(("workers", "batch_size", "pin_memory"), reason)
-
-    def varied(self, settings: Settings) -> tuple[Any, int | None]:
-        """Return data for `Trainer.train` and the batch size to pass with it."""
-        changed = [
-            name
-            for name in ("batch_size", "workers", "pin_memory")
-            if getattr(settings, name) != getattr(self, name)
-        ]
-        if not changed:
-            return self.given, self.given_size
-        if changed == ["batch_size"] and not self.is_loader:
-            return self.given, settings.batch_size
-        options: dict[str, Any] = {"shuffle": not self._is_iterable}
-        samples = self.given
-        if self.is_loader:
-            options = self._options_of(self.given, settings.workers)
-            samples = self.given.dataset
-        if "batch_sampler" not in options:
-            options["batch_size"] = settings.batch_size
-        options |= {"num_workers": settings.workers, "pin_memory": settings.pin_memory}
-        return DataLoader(samples, **options), None
-
-    def _options_of(self, loader: DataLoader[Any], workers: int) -> dict[str, Any]:
-        """The options of a loader that stay."""
-        options = {name: getattr(loader, name) for name in KEPT}
-        if workers:
-            options |= {name: getattr(loader, name) for name in WITH_WORKERS}
-            options["persistent_workers"] = loader.persistent_workers
-            options["prefetch_factor"] = loader.prefetch_factor or 2
-        if "batch_size" in self.fixed and loader.batch_sampler is not None:
-            return options | {"batch_sampler": loader.batch_sampler}
-        if not self._is_iterable:
-            options["sampler"] = loader.sampler
-        return options | {"drop_last": loader.drop_last}
+    def __str__(self) -> str:
+        if self.ratio is None:
+            return aligned(self.label, "-", "-", "", self.note)
+        note = ""
+        if any(name in CHANGES_NUMBERS for name in self.settings):
+            note = "changes the numbers"
+        speed = f"{self.samples_per_second:,.0f}"
+        ratio = f"{self.ratio:.2f} ± {self.spread:.2f}"
+        return aligned(self.label, speed, ratio, "yes" if self.is_worth_it else "no", note)
 
 
-# The settings
+@dataclass(frozen=True, slots=True, repr=False)
+class Tuning:
+    """The result of `Trainer.tune`; printed, it is a table and the suggestion.
+
+    Args:
+        present: The present settings, by name.
+        samples_per_second: Their speed.
+        rows: What was tried, in the order of trying; the last one may be all that are worth it
+            together.
+        not_tried: The settings that were not tried, each with the reason.
+        is_complete: Whether everything was tried; False where Ctrl-C ended it.
+
+    >>> from loopwright.tuning import Tuning, TuningRow
+    >>> rows = (TuningRow({"threads": 2}, 1900.0, 1.9, 0.1),)
+    >>> tuning = Tuning({"threads": 1}, 1000.0, rows)
+    >>> tuning.suggestion, tuning.lines
+    ({'threads': 2}, ['torch.set_num_threads(2)'])
+    """
+
+    present: Mapping[str, Any]
+    samples_per_second: float | None
+    rows: Sequence[TuningRow]
+    not_tried: Mapping[str, str] = field(default_factory=dict)
+    is_complete: bool = True
+
+    @property
+    def suggestion(self) -> dict[str, Any]:
+        """The fastest settings, with their values; empty where the present ones are as fast."""
+        worth_it = [row for row in self.rows if row.is_worth_it]
+        best = max(worth_it, key=lambda row: row.ratio or 0.0, default=None)
+        return {} if best is None else dict(best.settings)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of code to change; `...` stands for what is there already."""
+        return [LINES[name].format(value) for name, value in self.suggestion.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, for JSON."""
+        return asdict(self) | {"suggestion": self.suggestion, "lines": self.lines}
+
+    def summary(self, lines: Sequence[str]) -> list[str]:
+        """What follows the table: what was not tried, and the lines to change."""
+        found = [f"Not tried: {name}, because {why}." for name, why in self.not_tried.items()]
+        if not self.is_complete:
+            found.append("Stopped early; these are the results so far.")
+        if not lines:
+            return [*found, "Nothing is worth changing."]
+        found += ["Worth changing:", *(f"    {line}" for line in lines)]
+        if any(name in CHANGES_NUMBERS for name in self.suggestion):
+            found.append("The numbers change: compare the losses of a run before you adopt this.")
+        return found
+
+    def __repr__(self) -> str:
+        """A short form; `str(tuning)` is the table."""
+        return f"Tuning({len(self.rows)} tried, suggestion={self.suggestion})"
+
+    def __str__(self) -> str:
+        table = [aligned(*HEADER), present_line(self.samples_per_second), *map(str, self.rows)]
+        return "\n".join([*table, "", *self.summary(self.lines)])
+
+
+def label_of(name: str, value: Any) -> str:
+    """A setting in words: "2 workers"."""
+    if name in ("workers", "threads"):
+        return f"{value} {name[:-1] if value == 1 else name}"
+    if name == "batch_size":
+        return f"batch size {value}"
+    if name == "compile":
+        return "not compiled" if value is None else f'compile="{value}"'
+    return str(value) if name == "precision" else "channels-last"
+
+
+def aligned(label: str, speed: str, ratio: str, worth: str, note: str) -> str:
+    """A line of the table: the numbers to the right, the words to the left."""
+    first, second, third, fourth = WIDTHS
+    numbers = f"{speed:>{second}}  {ratio:>{third}}"
+    return f"{label:<{first}}  {numbers}  {worth:<{fourth}}  {note}".rstrip()
+
+
+def present_line(speed: float | None) -> str:
+    """The first row of the table."""
+    return aligned("current settings", "-" if speed is None else f"{speed:,.0f}", "1", "", "")
+
+
+def compared(
+    settings: Mapping[str, Any], present: Sequence[float], tried: Sequence[float]
+) -> TuningRow:
+    """The row of settings whose speeds were measured in turns with the present ones.
+
+    The spread is estimated so that a single slow turn does not count.
+    """
+    ratios = [new / old for old, new in zip(present, tried, strict=True)]
+    ratio = median(ratios)
+    deviation = NORMAL * median(abs(each - ratio) for each in ratios)
+    return TuningRow(settings, median(tried), ratio, 2 * deviation / sqrt(len(ratios)))
+
+
+# What is varied
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,17 +226,69 @@ class Settings:
     precision: str = "fp32"
     threads: int = 1
     channels_last: bool = False
-    fused: bool = False
-    pin_memory: bool = False
 
 
-NAMES = tuple(field.name for field in fields(Settings))
+NAMES = tuple(each.name for each in fields(Settings))
+
+
+class TunedData:
+    """Data as the user gave it, and the same in other batches or with other workers.
+
+    Args:
+        data: What `Trainer.train` takes.
+        batch_size: Samples per batch, where the data is not in batches.
+    """
+
+    def __init__(self, data: Any, batch_size: int | None) -> None:
+        self.given = as_dataset(data)
+        self.given_size = batch_size
+        self.num_samples: int | None = None  # in an epoch, where that is known
+        self.batch_size: int | None = None
+        self.workers = 0
+        self.fixed: dict[str, str] = {}  # why a setting cannot be varied
+        given = self.given
+        if isinstance(given, DataLoader):
+            self.batch_size = given.batch_size
+            self.workers = given.num_workers
+            is_varied = iterates_as_torch(given) and type(given.batch_sampler) is BatchSampler
+        else:
+            is_varied = is_samples(given, batch_size) and not isinstance(given, IterableDataset)
+            if is_varied or isinstance(given, IterableDataset):
+                self.batch_size = batch_size or DEFAULT_BATCH_SIZE
+            elif iter(given) is given and not isinstance(given, Stateful):
+                raise ConfigurationError(
+                    "one-use-iterator",
+                    f"tune reads the data many times, but a {type(given).__name__} can be read "
+                    "only once: pass a data set, a DataLoader or a list of batches.",
+                )
+        if not is_varied:
+            reason = f"a {type(given).__name__} makes its own batches: pass a data set"
+            self.fixed = {"workers": reason, "batch_size": reason}
+
+    def note_stream(self, stream: Stream) -> None:
+        """Note what the stream that is opened over the data says about it."""
+        self.num_samples = stream.num_samples
+        if isinstance(stream, TensorStream):
+            self.fixed["workers"] = "batches are taken straight from the tensors"
+
+    def varied(self, settings: Settings) -> tuple[Any, int | None]:
+        """Return data for `Trainer.train` and the batch size to pass with it."""
+        if settings.workers == self.workers and settings.batch_size == self.batch_size:
+            return self.given, self.given_size
+        if settings.workers == self.workers and not isinstance(self.given, DataLoader):
+            return self.given, settings.batch_size
+        samples = self.given
+        options: dict[str, Any] = {"shuffle": True}
+        if isinstance(self.given, DataLoader):
+            samples = self.given.dataset
+            names = (*KEPT, *WITH_WORKERS) if settings.workers else KEPT
+            options = {name: getattr(self.given, name) for name in names}
+        options |= {"batch_size": settings.batch_size, "num_workers": settings.workers}
+        return DataLoader(samples, **options), None
 
 
 def present_settings(trainer: Program, data: TunedData) -> Settings:
     """The settings of a trainer and its data as they are."""
-    optimizers = trainer.optimizers.values()
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     return Settings(
         workers=data.workers,
         batch_size=data.batch_size,
@@ -207,8 +299,6 @@ def present_settings(trainer: Program, data: TunedData) -> Settings:
             image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous()
             for image in _images(trainer)
         ),
-        fused=bool(groups) and all(group.get("fused") for group in groups),
-        pin_memory=data.pin_memory,
     )
 
 
@@ -216,7 +306,8 @@ def values_to_try(trainer: Program, data: TunedData, name: str) -> tuple[list[An
     """The values of a setting, the present one among them; and why there is nothing to try, where
     there is no other."""
     device = trainer.runtime.device.type
-    powers = sorted({1 << number for number in range(num_cores().bit_length())} | {num_cores()})
+    cores = num_cores()
+    powers = sorted({1 << number for number in range(cores.bit_length())} | {cores})
     if name in data.fixed:
         return [], data.fixed[name]
     if name == "workers":
@@ -232,19 +323,11 @@ def values_to_try(trainer: Program, data: TunedData, name: str) -> tuple[list[An
     if name == "precision":
         return ["fp32", "bf16", *(["fp16"] if device == "cuda" else [])], ""
     if name == "threads":
-        is_host = device == "cpu"
-        why = "there is one core" if is_host else "the model is not on the CPU"
-        return powers if is_host else [], why
-    if name == "channels_last":
-        has_images = any(True for _ in _images(trainer))
-        why = "the model has no four-dimensional weights, such as those of convolutions"
-        return [True] if has_images else [], why
-    if name == "fused":
-        kinds = [type(optimizer) for optimizer in trainer.optimizers.values()]
-        if other := [kind.__name__ for kind in kinds if kind not in FUSED]:
-            return [], f"torch has no fused {other[0]}"
-        return [True], "the optimizer is fused already"
-    return [True, False] if device == "cuda" else [], "there is no GPU to copy batches to"
+        if device != "cpu":
+            return [], "the model is not on the CPU"
+        return powers, "there is one core"
+    has_images = any(True for _ in _images(trainer))
+    return [True] if has_images else [], "the model has no convolutions"
 
 
 def num_cores() -> int:
@@ -333,9 +416,6 @@ class Arrangement:
         try:
             for name, optimizer in optimizers.items():
                 optimizer.state = self._states[name]
-                if self.settings.fused:
-                    for group in optimizer.param_groups:
-                        group.update(fused=True, foreach=False)
             yield
         finally:
             for name, optimizer in optimizers.items():
@@ -352,35 +432,29 @@ class Stopwatch(Callback):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self.samples_per_second = 0.0
 
     def begin(self, seconds: float, num_timed: int | None, num_warm: int) -> None:
         """Start a turn that is timed for some seconds, or for a number of updates."""
         self._seconds = seconds
         self._num_timed = num_timed
         self._num_updates = -num_warm
-        self._started = self._clock()
 
     def on_update_end(self, trainer: Program) -> None:
         self._num_updates += 1
-        if self._num_updates < 0 or not self._is_over():
-            return
-        wait_for(trainer.runtime.device)
-        now = self._clock()
-        seconds = now - self._started
-        if self._num_updates == 0:
-            # starting, compiling, filling the queues of workers
-            self.warm_up_seconds = seconds
-            self._started = now
+        if self._num_updates == 0:  # compiled, and the queues of workers are full
+            wait_for(trainer.runtime.device)
+            self._started = self._clock()
             self._first = trainer.progress.sample
-        else:
-            samples = trainer.progress.sample - self._first
-            self.samples_per_second = samples / max(seconds, 1e-9)
+        elif self._num_updates > 0 and self._is_over():
+            wait_for(trainer.runtime.device)
+            seconds = max(self._clock() - self._started, 1e-9)
+            self.samples_per_second = (trainer.progress.sample - self._first) / seconds
             trainer.run.stop("the turn is over")
 
     def _is_over(self) -> bool:
-        """Whether the warm-up or the time is over."""
-        if self._num_updates == 0 or self._num_timed is not None:
-            return self._num_updates in (0, self._num_timed)
+        if self._num_timed is not None:
+            return self._num_updates >= self._num_timed
         return self._num_updates >= 2 and self._clock() - self._started >= self._seconds
 
 
@@ -393,7 +467,7 @@ class Tuner:
         batch_size: Samples per batch, where the data is not in batches.
         seconds: The time for each of two settings that are compared.
         only: The names of the settings to try; all by default.
-        compile_choices: The values of `compile` that the caller has a line for; all by default.
+        compile_choices: The values of `compile` that the caller has a line for.
         is_silent: Whether to print nothing; by default where the trainer is silent.
     """
 
@@ -409,29 +483,19 @@ class Tuner:
         batch_size: int | None = None,
         seconds: float = 2.0,
         only: Iterable[str] | None = None,
-        compile_choices: Iterable[str] | None = None,
+        compile_choices: Iterable[str] = ("step", "model", "blocks"),
         is_silent: bool | None = None,
     ) -> None:
         self._names = _checked(trainer.runtime.world, seconds, only)
         self._trainer = trainer
         self._seconds = seconds
         self._is_silent = trainer.run.progress_style == "silent" if is_silent is None else is_silent
-        self._compile_choices = None if compile_choices is None else {None, *compile_choices}
+        self._compile_choices = {None, *compile_choices}
         self._data = TunedData(trainer.configure_data()[0] if data is None else data, batch_size)
         self._watch = Stopwatch(self._clock)
         self._rows: list[TuningRow] = []
         self._speeds: list[float] = []  # of the present settings, in every turn
         self._reasons: dict[str, str] = {}
-        self._deadline = float("inf")
-        self._is_late = False
-        self._step_bytes: int | None = None
-
-    def tell(self) -> Tuning:
-        """Try everything, and print what is worth it."""
-        tuning = self.run()
-        for line in ("", *summary_of(tuning)):
-            self._say(line)
-        return tuning
 
     def run(self) -> Tuning:
         """Try everything; Ctrl-C ends it with what is known."""
@@ -452,156 +516,90 @@ class Tuner:
                 if isinstance(error, Interrupted) and error.code != 128 + signal.SIGINT:
                     raise
                 is_complete = False
-        named = Named(
-            trainer=type(trainer).__name__,
-            models=list(trainer.models),
-            optimizers={name: type(each).__name__ for name, each in trainer.optimizers.items()},
-            is_loader=data.is_loader,
-            batch_size=data.batch_size,
-        )
-        return Tuning(
-            asdict(self._present),
-            median(self._speeds) if self._speeds else None,
-            tuple(self._rows),
-            self._reasons,
-            is_complete and not self._is_late,
-            named,
-        )
+        speed = median(self._speeds) if self._speeds else None
+        present = asdict(self._present)
+        return Tuning(present, speed, tuple(self._rows), self._reasons, is_complete)
+
+    def say(self, *lines: str) -> None:
+        """Print lines, unless the caller wants none."""
+        if not self._is_silent:
+            for line in lines:
+                print(line, flush=True)
 
     def _try_all(self) -> None:
         self._measure(self._own)  # the first turn of a process is slower than all others
-        self._speeds = [self._measure(self._own) for _ in range(MIN_TURNS)]
-        values: dict[str, list[Any]] = {}
+        self._speeds = [self._measure(self._own)]
+        self.say("Ctrl-C stops early and prints the results so far.", aligned(*HEADER))
+        self.say(present_line(self._speeds[0]))
         for name in self._names:
-            found, why_none = values_to_try(self._trainer, self._data, name)
-            others = [value for value in found if value != getattr(self._present, name)]
-            if name == "compile" and self._compile_choices is not None:
-                others = [value for value in others if value in self._compile_choices]
-            if others:
-                values[name] = others
-            else:
+            values, why_none = values_to_try(self._trainer, self._data, name)
+            values = [value for value in values if value != getattr(self._present, name)]
+            if name == "compile":
+                values = [value for value in values if value in self._compile_choices]
+            if not values:
                 self._reasons[name] = why_none or "there is nothing else to try"
-        self._announce(values)
-        for name, some in values.items():
-            self._try_each(name, some)
-        self._try_together()
-
-    def _announce(self, values: Mapping[str, list[Any]]) -> None:
-        number = sum(map(len, values.values()))
-        num_compiled = len(values.get("compile", ()))
-        usual = 2 * self._seconds * (number + 1)
-        bound = max(3 * usual, LEAST_BOUND) + COMPILING * num_compiled
-        self._deadline = self._clock() + bound
-        compiling = ", and the time of compiling" if num_compiled else ""
-        self._say(
-            f"Trying {counted(number, 'setting')} on {self._trainer.runtime.device} with "
-            f"{counted(num_cores(), 'core')}: about {usual:.0f} s{compiling}; at most {bound:.0f} "
-            "s. Ctrl-C stops early and prints the results so far."
-        )
-        self._say(aligned(HEADER, WIDTHS))
-        self._say(aligned(present_cells(median(self._speeds)), WIDTHS))
-
-    def _say(self, line: str) -> None:
-        if not self._is_silent:
-            print(line, flush=True)
-
-    def _try_each(self, name: str, values: list[Any]) -> None:
-        """Try the values of one setting; batches are made larger for as long as that is faster."""
-        best = 1.0
-        for value in values:
-            if self._is_over():
-                self._reasons[name] = "the time was up"
-                return
-            row = self._too_large(value) if name == "batch_size" else None
-            row = row or self._compare({name: value})
-            self._add(row)
-            if name == "batch_size" and (row.ratio or 0.0) < best * (1 + LEAST_GAIN):
-                return
-            best = max(best, row.ratio or 0.0)
-
-    def _is_over(self) -> bool:
-        self._is_late = self._is_late or self._clock() > self._deadline
-        return self._is_late
-
-    def _too_large(self, size: int) -> TuningRow | None:
-        """A batch that is not tried on the CPU, where running out of memory would end the
-        process; by the bytes that a step keeps for its backward pass at present."""
-        present = self._present.batch_size
-        if not present or self._trainer.runtime.device.type != "cpu":
-            return None
-        if self._step_bytes is None:
-            num_full = max((self._data.num_samples or present) // present, 1)
-            watch = TrialWatch(present, num_full, counts=True)
-            arrangement = Arrangement(self._trainer, self._present, self._data)
-            arrangement.run.bind([*self._trainer.callbacks, watch])
-            self._measure(arrangement)
-            self._step_bytes = watch.memory or 0
-        need = self._step_bytes * size // present
-        free = int(SPARE * available_memory())
-        if need <= free:
-            return None
-        sizes = f"about {need >> 20} MB, but only {free >> 20} MB are available"
-        return TuningRow({"batch_size": size}, note=f"a step would need {sizes}")
-
-    def _try_together(self) -> None:
-        """Try the settings that are worth it together: all of them, and those that do not change
-        the numbers."""
-        every: dict[str, Any] = {}
+            best = 1.0
+            for value in values:
+                ratio = self._try({name: value}).ratio or 0.0
+                if name == "batch_size" and ratio < best * (1 + LEAST_GAIN):
+                    break  # batches are made larger for as long as that is faster
+                best = max(best, ratio)
+        together: dict[str, Any] = {}
         for row in sorted(self._rows, key=lambda row: row.ratio or 0.0):
-            if row.verdict == "faster":
-                every |= row.settings
-        every = {name: every[name] for name in self._names if name in every}
-        same = {name: value for name, value in every.items() if name not in CHANGES_NUMBERS}
-        for settings in (same, every) if same != every else (every,):
-            if len(settings) > 1 and not self._is_over():
-                self._add(self._compare(settings))
+            if row.is_worth_it:
+                together |= row.settings
+        if len(together) > 1:
+            self._try(together)
 
-    def _add(self, row: TuningRow) -> None:
+    def _try(self, settings: Mapping[str, Any]) -> TuningRow:
+        row = self._compare(settings)
         self._rows.append(row)
-        self._say(aligned(row.cells, WIDTHS))
+        self.say(str(row))
+        return row
 
     def _compare(self, settings: Mapping[str, Any]) -> TuningRow:
         """Train under other settings and under the present ones in turns."""
-        end = self._clock() + (2 * self._seconds if self._num_updates is None else 0.0)
-        pairs: list[tuple[float, float]] = []
-        warm_ups: list[float] = []
+        size = settings.get("batch_size")
+        if size is not None and (need := self._bytes_missing(size)):
+            return TuningRow(settings, note=f"a step would need about {need >> 20} MB")
+        present: list[float] = []
+        speeds: list[float] = []
         tried: Arrangement | None = None
-        while len(pairs) < MIN_TURNS or (self._clock() < end and len(pairs) < MAX_TURNS):
-            present = self._measure(self._own)
+        for _ in range(NUM_TURNS):
+            present.append(self._measure(self._own))
             try:
                 if tried is None:
                     other = replace(self._present, **settings)
                     tried = Arrangement(self._trainer, other, self._data)
-                pairs.append((present, self._measure(tried)))
+                speeds.append(self._measure(tried))
             except Exception as error:
                 let_go(error)
                 return TuningRow(settings, note=_reason(error))
-            self._speeds.append(present)
-            warm_ups.append(self._watch.warm_up_seconds)
-            if len(warm_ups) == 1 and self._num_updates is None:
-                end += warm_ups[0]
             if tried.run.num_micro_batches > 1:
                 return TuningRow(settings, note="memory ran out; it would fit in micro-batches")
-        assert tried is not None
-        compiled = tried.run.compiled
-        note = effect_of(settings)
-        if compiled is not None and compiled.choice == "eager":
-            note = f"not compiled: {compiled.reason}"
-            if len(settings) > 1:
-                settings = {name: value for name, value in settings.items() if name != "compile"}
-                note = f"{effect_of(settings)}; {note}"
-        elif settings.get("compile") is not None:
-            seconds = warm_ups[0] - median(warm_ups[1:]) if compiled is None else compiled.seconds
-            note = f"{note}; {_cost_of_compiling(seconds, pairs)}"
-        # how much the present settings differ from themselves, from one turn to the next
-        changes = [after / before for before, after in pairwise(self._speeds)]
-        noise = spread_of(changes) * sqrt(len(changes) / len(pairs))
-        return judged(settings, pairs, noise, note)
+            compiled = tried.run.compiled
+            if compiled is not None and compiled.choice == "eager":
+                return TuningRow(settings, note=f"not compiled: {compiled.reason}")
+        self._speeds += present
+        return compared(settings, present, speeds)
+
+    def _bytes_missing(self, size: int) -> int:
+        """The bytes that a step with larger batches needs, where the CPU has not as many: running
+        out of memory would end the process. 0 where there are enough."""
+        present = self._present.batch_size
+        if not present or self._trainer.runtime.device.type != "cpu":
+            return 0
+        watch = TrialWatch(present, max((self._data.num_samples or present) // present, 1))
+        arrangement = Arrangement(self._trainer, self._present, self._data)
+        arrangement.run.bind([*self._trainer.callbacks, watch])
+        self._measure(arrangement)
+        need = (watch.memory or 0) * size // present
+        return need if need > usable() else 0
 
     def _measure(self, arrangement: Arrangement) -> float:
         """The speed of one turn, in samples per second."""
         num_warm = WARM_UP + 2 * arrangement.settings.workers
-        self._watch.begin(self._seconds / MAX_TURNS, self._num_updates, num_warm)
+        self._watch.begin(self._seconds / NUM_TURNS, self._num_updates, num_warm)
         with warnings.catch_warnings(), arrangement.in_place():
             warnings.simplefilter("ignore")  # of a setting that is only tried
             self._keeper.restore_tensors()
@@ -616,32 +614,22 @@ class Tuner:
         return self._watch.samples_per_second
 
 
-def _cost_of_compiling(seconds: float, pairs: list[tuple[float, float]]) -> str:
-    present, speed = (median(pair[at] for pair in pairs) for at in (0, 1))
-    text = f"compiled in {seconds:.1f} s"
-    if speed > present * (1 + LEAST_GAIN) and seconds > 0:
-        samples = seconds * present * speed / (speed - present)
-        text += f", which pays after {samples:,.0f} samples"
-    return text
-
-
 def _checked(world: int, seconds: float, only: Iterable[str] | None) -> list[str]:
     """The names of the settings to try."""
     if world > 1:
         raise ConfigurationError(
             "tune-on-processes",
             f"tune was called on {world} processes, but a trial would have to be the same on all "
-            "of them: start the program on one process, without a launcher. Workers, precision, "
-            "compile and memory format carry over; a batch size is then that of one process.",
+            "of them: start the program on one process, without a launcher.",
         )
     check_number("seconds", seconds, above=0, is_whole=False)
-    names = list(NAMES) if only is None else [only] if isinstance(only, str) else list(only)
+    names = NAMES if only is None else [only] if isinstance(only, str) else list(only)
     if unknown := [name for name in names if name not in NAMES]:
         raise ConfigurationError(
             "unknown-setting",
             f"tune does not know {', '.join(map(repr, unknown))}: it tries {', '.join(NAMES)}.",
         )
-    return names
+    return list(names)
 
 
 def _reason(error: Exception) -> str:
