@@ -49,7 +49,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "tune": (
         ["tune", "run.yaml", "--only", "precision", "--seconds", "0.1"],
         0,
-        r"Current settings: 0",
+        r"current settings",
     ),
     "scale": (["scale", "run.yaml", "--devices", "16"], 0, r"HSDP"),
     "doctor": (["doctor", "--quick"], 0, r"advice"),
