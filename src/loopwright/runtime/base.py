@@ -412,45 +412,7 @@ def _device_of_each(device: torch.device | None) -> torch.device | None:
             f"device={str(device)!r} was given to several processes, but each process has its own "
             f"device: write {device.type!r}.",
         )
-<<<<<<< HEAD
     return None
-=======
-    return device if device is None or device.type == "cpu" else None
-
-
-def _resolve(
-    given: Any, precision: str, device: torch.device | None, compiled: str | None
-) -> Runtime:
-    """The runtime; `compiled` is "step" where that is the trainer's task and the runtime compiles
-    nothing."""
-    if isinstance(given, Runtime):
-        if precision not in ("fp32", given.precision):
-            raise ConfigurationError(
-                "given-twice",
-                f"precision={precision!r} was given together with a runtime of precision "
-                f"{given.precision!r}: set it in only one place, as in "
-                f"Runtime({given.device.type!r}, {precision!r}).",
-            )
-        is_for_trainer = compiled == "step" and given.compile is None
-        if compiled not in (None, given.compile) and not is_for_trainer:
-            raise ConfigurationError(
-                "given-twice",
-                f"compile={compiled!r} was given together with a runtime that was built with "
-                f"compile={given.compile!r}: set it in only one place.",
-            )
-        return given
-    compiled = None if compiled == "step" else compiled
-    is_strategy = given in ("ddp", "fsdp") or isinstance(given, Mesh)
-    if (given is None or is_strategy) and is_launched():
-        from .distributed import DistributedRuntime
-
-        return DistributedRuntime(
-            given or "ddp", device=_device_of_each(device), precision=precision, compile=compiled
-        )
-    if isinstance(given, Mesh):
-        given.check(1)
-    return Runtime(device if is_strategy or given is None else given, precision, compile=compiled)
->>>>>>> 850aee32 (Scaling keeps what tests verify to the byte; check tries run files only)
 
 
 Move = Callable[[Any], Any]
