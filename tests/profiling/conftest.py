@@ -13,9 +13,3 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
     by_hand = HandClock()
     monkeypatch.setattr("loopwright.profiling.clock.now", by_hand)
     return by_hand
-
-
-@pytest.fixture
-def hand(clock: HandClock) -> HandClock:
-    """The same, for tests that call the clock of a profile `clock`."""
-    return clock

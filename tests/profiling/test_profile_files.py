@@ -30,7 +30,7 @@ def test_the_profile_of_a_run_is_in_its_directory(tmp_path, points):
         build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent"
     ).train(points, 2)
     stored = json.loads((run_dir / "profile.json").read_text())
-    assert stored == profile.as_dict() == RunView(run_dir).profile
+    assert stored == profile.report.as_dict() == RunView(run_dir).profile
     assert Report.from_dict(stored) == profile.report
     assert str(Report.from_dict(stored)) == str(profile.report)
     assert stored["version"] == 1
@@ -89,20 +89,6 @@ def test_the_table_is_printed_unless_the_trainer_is_silent(points, capsys):
     )
     assert lines[start + 1].split() == ["part", "share", "total", "per", "step"]
     assert any(line.split()[:2] == ["all", "100.0"] for line in lines[start:])
-
-
-def test_a_trace_of_three_steps_is_written_and_not_counted(tmp_path, points):
-    profile = Profile(warmup=1, trace=True, memory=True)
-    run_dir = tmp_path / "run"
-    Trainer(
-        build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent"
-    ).train(points, 2, batch_size=8)
-    events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
-    assert sum(event.get("name") == "Optimizer.step#SGD.step" for event in events) == 3
-    assert profile.report.num_steps == 2 * 5 - 1 - 3
-    assert profile.report.files == {"trace": "trace.json"}
-    assert profile.report.memory["operators"][0]["bytes"] > 0
-    assert "The trace is in trace.json." in str(profile.report)
 
 
 def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points):

@@ -40,12 +40,6 @@ def verdict(nanoseconds, **options) -> str:
         ),
         (
             {"data": 62 * S, "forward": 38 * S},
-            {"num_workers": 8},
-            "62 % of the time is waiting for data: 8 workers on 8 cores cannot go faster: make "
-            "the data set's __getitem__ cheaper (decode once, cache, smaller files).",
-        ),
-        (
-            {"data": 62 * S, "forward": 38 * S},
             {},
             "62 % of the time is waiting for data: pass a DataLoader with num_workers=2.",
         ),
@@ -62,18 +56,6 @@ def verdict(nanoseconds, **options) -> str:
             "epochs), on fewer samples, or in larger batches.",
         ),
         (
-            {
-                "forward": 20_000_000,
-                "backward": 20_000_000,
-                "train_step": 30_000_000,
-                "other": 2_000_000,
-            },
-            {"num_samples": 400},
-            "Batches are tiny: a step of 4 samples takes 720 µs, most of which is the overhead of "
-            "calling Python and torch, not arithmetic: try a larger batch, or compile the model "
-            "(Runtime(compile='model')).",
-        ),
-        (
             {"forward": 60 * S, "evaluation": 25 * S, "other": 15 * S},
             {},
             "Nothing stands out: 60 % of the time is forward, backward and optimizer; the largest "
@@ -86,11 +68,9 @@ def test_the_verdict_says_what_stands_out_and_what_to_do(nanoseconds, options, s
     assert verdict(nanoseconds, **options) == said
 
 
-def test_the_largest_finding_comes_first_and_a_short_time_is_said_last():
+def test_the_largest_finding_comes_first():
     report = Report({"data": 3 * S, "callbacks/A/on_log": 2 * S, "forward": 5 * S}, num_steps=10)
     assert [text.split(" ")[0] for text in report.findings] == ["30", "20"]
-    short = Report({"data": 300_000_000, "forward": 700_000_000}, num_steps=10)
-    assert short.findings[-1].startswith("The measured time is short")
 
 
 def test_the_table_is_aligned():

@@ -341,19 +341,6 @@ def pin_memory(batch: Any) -> Any:
     return pin(batch)  # type: ignore[no-untyped-call]
 
 
-# Memory of CUDA devices
-
-
-def record_memory(is_on: bool) -> None:
-    """Record who allocates memory on CUDA devices, or stop recording. Since 2.1."""
-    torch.cuda.memory._record_memory_history("all" if is_on else None)
-
-
-def dump_memory_snapshot(path: str) -> None:
-    """Write what was recorded to a file that pytorch.org/memory_viz reads. Since 2.1."""
-    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
-
-
 # Nested containers
 
 

@@ -152,21 +152,8 @@ class Instrument:
         vars(timed)["__wrapped__"] = function
         return timed
 
-    def _settled(self, part: str, function: Function) -> Function:
-        """A timed function that waits for the accelerator anyway: the wait belongs to the steps
-        before it."""
-        timed = self._timed(part, function)
-        settle = self.clock.settle
-
-        def settled(*args: Any, **kwargs: Any) -> Any:
-            settle()
-            return timed(*args, **kwargs)
-
-        return settled
-
     def _time(self, owner: Any, name: str, part: str) -> None:
-        wrap = self._settled if part in (LOGGING, CHECKPOINTS) else self._timed
-        self._put(owner, name, wrap(part, getattr(owner, name)))
+        self._put(owner, name, self._timed(part, getattr(owner, name)))
 
     def _put(self, owner: Any, name: str, function: Function) -> None:
         """Let an object have another method, until `detach`."""
@@ -191,8 +178,7 @@ class Instrument:
         key = key_of(hook)
         if key is None or hasattr(hook, "untimed"):
             return hook
-        is_saving = key.startswith(CHECKPOINTS)
-        timed = (self._settled if is_saving else self._timed)(key, hook)
+        timed = self._timed(key, hook)
         vars(timed)["untimed"] = hook
         return timed
 

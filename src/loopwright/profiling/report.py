@@ -20,13 +20,10 @@ from .clock import (
     EVALUATION,
     FORWARD,
     LOGGING,
-    OF_A_STEP,
     OPTIMIZER,
     OTHER,
     PARTS,
     TRAIN_STEP,
-    TRANSFER,
-    divided,
 )
 
 NANOSECONDS = 1_000_000_000
@@ -35,22 +32,11 @@ SHOWN_SHARE = 0.005  # a detail of a smaller share has no line of its own
 # the share from which on a part stands out, what it is, and what to do about it
 ADVICE = {
     DATA: (0.25, "waiting for data: {workers}"),
-    TRANSFER: (
-        0.2,
-        "`prepare_batch`, which moves batches to {device}: send less data (integers instead of "
-        "floats, images before they are scaled) from a DataLoader with pin_memory=True, and do "
-        "other work in the data set, where workers can do it in parallel",
-    ),
     TRAIN_STEP: (
         0.3,
         "code of the training step outside of the models: losses, metrics, reading numbers "
         "(`.item()`), printing. If a value is not needed in every step, compute it in `on_log` or "
         "in the evaluation",
-    ),
-    OPTIMIZER: (
-        0.5,
-        "the optimizer: use its fused=True, or update less often with larger batches "
-        "(`accumulate`)",
     ),
     COMMUNICATION: (
         0.25,
@@ -73,20 +59,9 @@ ADVICE = {
         "blocked by checkpoints{most}: save less often (Checkpoints(every_epochs=None, "
         "every_minutes=10))",
     ),
-    OTHER: (
-        0.3,
-        "in none of these parts: your own code between the steps, or your own loop that reads "
-        "data from a loader. Profile(trace=True) writes a trace that shows it",
-    ),
 }
 COMPUTING = (FORWARD, BACKWARD, OPTIMIZER)
 HEALTHY = 0.8
-SHORT_STEP = 1_000_000  # nanoseconds; below, calls of torch cost as much as what they compute
-BRIEF = 2_000_000_000  # nanoseconds
-BRIEF_SENTENCE = (
-    "The measured time is short, so work that a run does only once, at its start and end, has a "
-    "larger share than in a long run."
-)
 
 
 @dataclass(frozen=True)
@@ -97,24 +72,17 @@ class Report:
         nanoseconds: The time of each part; a key such as "callbacks/EMA/on_update_end" is a detail
             of a part.
         num_steps: The steps in that time.
-        num_samples: The samples in these steps.
         last_step: The number of the last of them in the run, which may have gone on without a
             profile.
         warmup_steps: The steps before, which are not in it.
-        warmup_seconds: The time of the run before it: of the start, the steps of the warm-up and
-            those of the trace.
-        device: The device that the run trained on.
         num_workers: The workers of the training data's loader; None where the data is no loader.
         num_cores: The cores that this process may use.
         world: The number of processes of the run; the report is about the first one.
-        sampled_every: On an accelerator, every n-th step was synchronised; None where all steps
-            were measured.
-        memory: Peaks in bytes, "process" and "device"; and with `memory=True` what needed the most.
-        files: The names of a trace and a memory snapshot, in the run directory.
+        memory: Peaks in bytes, "process" and "device".
 
     Example:
         >>> from loopwright.profiling import Report
-        >>> report = Report({"data": 620_000_000, "forward": 380_000_000}, num_steps=10)
+        >>> report = Report({"data": 620_000_000, "forward": 380_000_000}, num_cores=8)
         >>> report.verdict
         '62 % of the time is waiting for data: pass a DataLoader with num_workers=2.'
         >>> report.shares["forward"], report.seconds
@@ -123,24 +91,19 @@ class Report:
 
     nanoseconds: Mapping[str, int]
     num_steps: int = 0
-    num_samples: int = 0
     last_step: int = 0
     warmup_steps: int = 0
-    warmup_seconds: float = 0.0
-    device: str = "cpu"
     num_workers: int | None = None
     num_cores: int | None = None
     world: int = 1
-    sampled_every: int | None = None
-    memory: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def parts(self) -> dict[str, int]:
         """The nanoseconds of each part, in the order of a step, without parts that took none; they
         add up to all."""
         totals = dict.fromkeys(PARTS, 0)
-        for key, spent in divided(self.nanoseconds).items():
+        for key, spent in self.nanoseconds.items():
             part = key.partition("/")[0]
             totals[part] = totals.get(part, 0) + spent
         return {part: spent for part, spent in totals.items() if spent}
@@ -164,7 +127,7 @@ class Report:
         """The nanoseconds of the callbacks of a part, or of the parts of an evaluation; the largest
         first."""
         found: dict[str, int] = {}
-        for key, spent in divided(self.nanoseconds).items():
+        for key, spent in self.nanoseconds.items():
             of, *rest = key.split("/")
             if of == part and rest and spent:
                 found[rest[0]] = found.get(rest[0], 0) + spent
@@ -177,8 +140,7 @@ class Report:
         if not self.total:
             return ["Nothing was measured."]
         found = sorted(_outstanding(self), reverse=True)
-        sentences = [sentence for _, sentence in found] or [_calm(self)]
-        return [*sentences, BRIEF_SENTENCE] if self.total < BRIEF else sentences
+        return [sentence for _, sentence in found] or [_calm(self)]
 
     @property
     def verdict(self) -> str:
@@ -202,10 +164,11 @@ class Report:
         for name, *numbers in rows:
             aligned = map(str.rjust, numbers, widths[1:])
             yield f"  {name.ljust(widths[0])}  {'  '.join(aligned)}".rstrip()
-        yield from self._memory_lines()
+        names = [name for name in ("process", "device") if name in self.memory]
+        if names:
+            peaks = [f"{size(self.memory[name])} (the {name})" for name in names]
+            yield f"Peak memory: {', '.join(peaks)}"
         yield from self.findings
-        for what, name in self.files.items():
-            yield f"The {what} is in {name}."
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         yield "part", "share", "total", "per step" if self.num_steps else ""
@@ -221,22 +184,6 @@ class Report:
         per_step = duration(seconds / self.num_steps) if self.num_steps else ""
         share = 100 * spent / (self.total or 1)
         return name, f"{share:.1f} %", duration(seconds), per_step
-
-    def _memory_lines(self) -> Iterator[str]:
-        peaks = {"process": "the process", "device": self.device}
-        found = [
-            f"{size(self.memory[key])} ({name})"
-            for key, name in peaks.items()
-            if self.memory.get(key)
-        ]
-        if found:
-            yield f"Peak memory: {', '.join(found)}"
-        if operators := self.memory.get("operators"):
-            largest = (
-                f"{one['name']} {size(one['bytes'])} in {one['calls']} calls"
-                for one in operators[:3]
-            )
-            yield f"Most memory allocated in the recorded steps: {', '.join(largest)}"
 
     # As data
 
@@ -289,45 +236,31 @@ def _calm(report: Report) -> str:
 
 
 def _outstanding(report: Report) -> Iterator[tuple[float, str]]:
-    """The parts above their limits, by share; and whether a step's own work is so short that it is
-    mostly the cost of calling torch."""
-    own_parts = [part for part in (*OF_A_STEP, OTHER) if part not in (DATA, TRANSFER)]
-    own = sum(report.parts.get(part, 0) for part in own_parts)
-    steps = report.num_steps
-    is_short = steps > 0 and own / steps < SHORT_STEP and own >= report.total / 2
-    if is_short:
-        yield (
-            own / report.total,
-            f"Batches are tiny: a step of {report.num_samples / steps:.0f} samples takes "
-            f"{duration(own / steps / NANOSECONDS)}, most of which is the overhead of calling "
-            "Python and torch, not arithmetic: try a larger batch, or compile the model "
-            "(Runtime(compile='model')).",
-        )
-    for part, share in report.shares.items():
-        limit, advice = ADVICE.get(part, (2.0, ""))
-        is_overhead = is_short and part in (TRAIN_STEP, OPTIMIZER, OTHER)
-        if share >= limit and not is_overhead:
-            most = "".join(f", most of it {name}" for name in list(report.details(part))[:1])
-            workers = _more_workers(report, share)
-            text = advice.format(most=most, device=report.device, workers=workers)
-            yield share, f"{percent(share)} of the time is {text}."
+    """The parts above their limits, each with its share and what to do."""
+    for part, (limit, advice) in ADVICE.items():
+        share = report.shares.get(part, 0.0)
+        if share < limit:
+            continue
+        details = list(report.details(part))
+        most = f", most of it {details[0]}" if details else ""
+        text = advice.format(most=most, workers=_more_workers(report, share))
+        yield share, f"{percent(share)} of the time is {text}."
 
 
 def _more_workers(report: Report, share: float) -> str:
     """What to do about data: as many workers as would keep up, if there are cores for them."""
-    cores = report.num_cores
     workers = report.num_workers or 0
-    busy = max(1.0 - share, 0.01)
-    needed = ceil(workers / busy) if workers else ceil(share / busy)
-    cheaper = "make the data set's __getitem__ cheaper (decode once, cache, smaller files)"
-    if cores is not None and (cores == 1 or workers >= cores):
+    cores = report.num_cores or 1
+    if cores == 1 or workers >= cores:
         who = f"{workers} workers" if workers else "this process"
-        return f"{who} on {counted(cores, 'core')} cannot go faster: {cheaper}"
-    wanted = max(needed, workers + 1)
-    if cores is not None:
-        wanted = min(wanted, cores)
+        return (
+            f"{who} on {counted(cores, 'core')} cannot go faster: make the data set's "
+            "__getitem__ cheaper (decode once, cache, smaller files)"
+        )
+    needed = ceil(max(workers, share) / max(1.0 - share, 0.01))
+    wanted = min(max(needed, workers + 1), cores)
     how = "try" if report.num_workers is not None else "pass a DataLoader with"
-    return f"{how} num_workers={wanted}" + (f", and {cheaper}" if needed > wanted else "")
+    return f"{how} num_workers={wanted}"
 
 
 def percent(share: float) -> str:

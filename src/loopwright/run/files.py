@@ -25,7 +25,7 @@ MAX_NAMES = 100_000  # of metrics
 PROFILE = "profile.json"
 PROFILE_VERSION = 1
 PROFILE_FIELDS = {"seconds", "verdict", "findings", "parts", "nanoseconds", "num_steps"}
-PROFILE_FIELDS |= {"num_samples", "warmup_steps", "world", "memory", "files"}
+PROFILE_FIELDS |= {"warmup_steps", "world", "memory"}
 
 
 def read_config(path: Path) -> dict[str, Any] | None:

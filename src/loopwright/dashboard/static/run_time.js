@@ -72,12 +72,10 @@ function short(seconds) {
   return `${Number((seconds * factor).toPrecision(3))} ${unit}`;
 }
 
-function notes({ seconds, num_steps: steps, warmup_steps: warmup, world, memory = {}, files = {}, sampled_every: every }) {
+function notes({ seconds, num_steps: steps, warmup_steps: warmup, world, memory = {} }) {
   const texts = [`Measured over ${plural(steps, "step")} in ${short(seconds)}${warmup ? `, after ${plural(warmup, "step")} of warm-up` : ""}.`];
   if (world > 1) texts.push(`This is the first of ${world} processes.`);
-  if (every) texts.push(`Every ${every}th step waits for the accelerator; the parts of a step are measured in these steps.`);
   const peaks = [["process", "the process"], ["device", "the device"]].filter(([key]) => memory[key]).map(([key, name]) => `${size(memory[key])} (${name})`);
   if (peaks.length) texts.push(`Peak memory: ${peaks.join(", ")}.`);
-  for (const [what, name] of Object.entries(files)) texts.push(`The ${what} is in ${name}.`);
   return texts.join(" ");
 }
