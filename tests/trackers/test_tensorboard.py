@@ -56,7 +56,6 @@ def test_scalars_images_histograms_texts_and_the_config_are_read_back(tmp_path):
     )
     assert text(found, "note") == "a <b>text</b>"
     assert "| a\\|b | 1 |" in text(found, "errors")
-    assert "| optimizer.lr | 0.01 |" in text(found, "config")
 
 
 def test_the_config_and_the_end_are_in_the_hparams_tab(tmp_path):

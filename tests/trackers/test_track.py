@@ -135,7 +135,9 @@ def test_a_tracker_that_hangs_delays_neither_steps_nor_resume_points_and_the_end
 ):
     tracker, release = Recorded(), threading.Event()
     tracker.log = lambda rows: release.wait(300)
-    trainer = train(build([Track(tracker, timeout=0.2)], run_dir=tmp_path / "run", every_updates=1))
+    callback = Track(tracker)
+    callback.timeout = 0.2
+    trainer = train(build([callback], run_dir=tmp_path / "run", every_updates=1))
     release.set()
     assert trainer.progress.update == 10
     (record,) = caplog.records

@@ -31,9 +31,8 @@ class CSV(Track):
     """Writes metrics to a file of comma-separated values: a line for each step and each epoch.
 
     The columns are `kind` ("step" or "epoch"), `step`, `update`, `epoch`, `samples`, `seconds`,
-    `wall`, and one for each metric. Numbers are written so that they are read back exactly. The
-    config is a file beside it, and images, texts, tables and histograms are files in a folder
-    beside it.
+    `wall`, and one for each metric. Numbers are written so that they are read back exactly. Images,
+    texts, tables and histograms are files in a folder beside it.
 
     Args:
         path: The file. Default: `metrics.csv` in the run's directory, or here without one. What a
@@ -47,7 +46,6 @@ class CSV(Track):
     """
 
     def __init__(self, path: str | Path | None = None, *, every: int = 1) -> None:
-        check_file(path, "metrics.csv")
         super().__init__(CSVFile(path), every=every, truncates=True)
 
 
@@ -71,18 +69,7 @@ class JSONL(Track):
     """
 
     def __init__(self, path: str | Path | None = None, *, every: int = 1) -> None:
-        check_file(path, "metrics.jsonl")
         super().__init__(JSONLFile(path), every=every, truncates=True)
-
-
-def check_file(path: str | Path | None, name: str) -> None:
-    """Refuse a path that is a folder: as the file of another run it would be moved away, with all
-    that is in it."""
-    if path is not None and Path(path).is_dir():
-        raise ConfigurationError(
-            "log-is-folder",
-            f"{str(path)!r} is a folder: name the file to write, such as {str(Path(path, name))!r}.",
-        )
 
 
 class LineFile:
@@ -91,11 +78,17 @@ class LineFile:
     default = ""
 
     def __init__(self, path: str | Path | None) -> None:
+        # as the file of another run, a folder would be moved away, with all that is in it
+        if path is not None and Path(path).is_dir():
+            raise ConfigurationError(
+                "log-is-folder",
+                f"{str(path)!r} is a folder: name the file to write, such as "
+                f"{str(Path(path, self.default))!r}.",
+            )
         self.given = None if path is None else Path(path)
         self.path = Path()
 
     def start(self, run: TrackedRun) -> None:
-        check_file(self.given, self.default)
         self.path = (self.given or (run.folder or Path()) / self.default).absolute()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and not run.is_resumed and run.memory.get("path") != str(self.path):
@@ -122,7 +115,6 @@ class LineFile:
         raise NotImplementedError
 
     def lines(self) -> list[bytes]:
-        """The lines of the file."""
         return self.path.read_bytes().splitlines(keepends=True)
 
     def append(self, text: str) -> None:
@@ -162,8 +154,6 @@ class CSVFile(LineFile):
         self.columns = next(csv.reader([lines[0].decode()])) if lines else list(PLACE)
         if not lines:
             self.append(_csv_line(self.columns))
-        settings = json.dumps(_with_text(run.config), indent=1)
-        self.path.with_name(f"{self.path.stem}_config.json").write_text(settings + "\n")
 
     def place(self, line: bytes) -> tuple[str, int, int]:
         kind, step, _, epoch = next(csv.reader([line.decode(errors="replace")]))[:4]

@@ -42,7 +42,6 @@ class MLflow(Track):
         uri: The address of the server or store. Default: the variable MLFLOW_TRACKING_URI, or
             `sqlite:///mlflow.db` here.
         every: Send every n-th step only. Epochs are all sent.
-        timeout: Seconds to wait at the end for what is left to be sent.
 
     >>> from loopwright.trackers import MLflow
     >>> MLflow("my-experiment", uri="sqlite:///mlflow.db").every
@@ -58,9 +57,8 @@ class MLflow(Track):
         name: str | None = None,
         uri: str | None = None,
         every: int = 1,
-        timeout: float = 60.0,
     ) -> None:
-        super().__init__(MLflowRun(experiment, name, uri), every=every, timeout=timeout)
+        super().__init__(MLflowRun(experiment, name, uri), every=every)
 
 
 class MLflowRun:

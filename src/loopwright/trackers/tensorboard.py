@@ -14,13 +14,7 @@ from typing import Any
 
 from ..metrics.media import Histogram, Images, Media, Table
 from .track import Track
-from .tracker import (
-    EndState,
-    TrackedRow,
-    TrackedRun,
-    free_path,
-    numbered,
-)
+from .tracker import EndState, TrackedRow, TrackedRun, free_path, numbered
 
 WRITER = "torch.utils.tensorboard.writer"
 
@@ -29,7 +23,7 @@ class TensorBoard(Track):
     """Writes event files for TensorBoard: look at them with `tensorboard --logdir logs`.
 
     Metrics are scalars over steps. Images, histograms and texts are what they are; tables are
-    texts. The config is the text `config`, and in the HParams tab. A run has a folder of its own,
+    texts. The config is in the HParams tab. A run has a folder of its own,
     in which it goes on when it is resumed: the steps after the resume point are declared void
     there, so that TensorBoard shows each once.
 
@@ -74,8 +68,6 @@ class EventFiles:
             first = run.step + 1
             log = module.SessionLog(status=module.SessionLog.START)
             self._writer.add_event(module.Event(step=first, session_log=log), first)
-        settings = Table(("setting", "value"), tuple(run.config.items()))
-        self._writer.add_summary(_summary().text("config", _markdown(settings)), run.step, time())
         # for the HParams tab, which finds the metrics by itself
         known = {key: value for key, value in run.config.items() if value is not None}
         _, start, _ = _summary().hparams(known, {})

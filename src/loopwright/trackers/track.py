@@ -59,7 +59,6 @@ class Track(Callback):
     Args:
         tracker: An object with the methods of `Tracker`.
         every: Send every n-th step only. Epochs are all sent.
-        timeout: Seconds to wait at the end of training for the tracker to finish.
         truncates: Whether `tracker.start(run)` removes what the tracker has after `run.step` and
             `run.epoch`. It is then called after a rewind too. Otherwise rows that the tracker has
             already are left out.
@@ -71,10 +70,9 @@ class Track(Callback):
 
     precedence = 1  # after the callbacks that log metrics
     package: ClassVar[str] = ""  # that the tracker needs
+    timeout = 60.0  # seconds to wait at the end of training for the tracker to finish
 
-    def __init__(
-        self, tracker: Tracker, *, every: int = 1, timeout: float = 60.0, truncates: bool = False
-    ) -> None:
+    def __init__(self, tracker: Tracker, *, every: int = 1, truncates: bool = False) -> None:
         self.label = type(tracker if type(self) is Track else self).__name__
         if type(self) is Track:
             _check_methods(tracker, self.label)
@@ -86,13 +84,11 @@ class Track(Callback):
         check_number(f"{self.label}(every", every, least=1, of="steps")
         self.tracker = tracker
         self.every = every
-        self.timeout = float(timeout)
         self.truncates = truncates
         # an interface that trains in several calls sets it, and calls `finish` itself
         self.is_kept_open = False
         self._background: Background | None = None
         self._run: TrackedRun | None = None
-        self._media: list[Media] = []  # of which the rows were not read yet
         self._memory: dict[str, Any] = {}
         self._path: Path | None = None  # of the memory
         # the last step of each kind that a tracker without truncation has
@@ -100,7 +96,7 @@ class Track(Callback):
         self._reset()
 
     def _reset(self) -> None:
-        self._media = []
+        self._media: list[Media] = []  # of which the rows were not read yet
         self._has_warned = False
         self._has_failed = False
         self._is_slow = False
@@ -156,10 +152,6 @@ class Track(Callback):
             for row in rows
             if row.step % self.every == 0
         ]
-        for media in self._take_media():
-            self._add_rows([row for row in sent if row.step <= media.step])
-            sent = [row for row in sent if row.step > media.step]
-            self._add_media(media)
         self._add_rows(sent)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
@@ -171,18 +163,18 @@ class Track(Callback):
         if self._background is not None:
             self._media.append(media)
 
-    def _take_media(self) -> list[Media]:
+    def _add_rows(self, rows: list[TrackedRow]) -> None:
+        """Send rows, and the media that wait, each after the rows up to its own step."""
         waiting = self._media
         self._media = []
-        return waiting
-
-    def _add_rows(self, rows: list[TrackedRow]) -> None:
+        for media in waiting:
+            earlier = [row for row in rows if row.step <= media.step]
+            rows = [row for row in rows if row.step > media.step]
+            self._add(earlier, ROW_BYTES * len(earlier))
+            content = media.content
+            size = sum(map(len, content.files)) if isinstance(content, Images) else ROW_BYTES
+            self._add(partial(self._write_media, media), size)
         self._add(rows, ROW_BYTES * len(rows))
-
-    def _add_media(self, media: Media) -> None:
-        content = media.content
-        size = sum(map(len, content.files)) if isinstance(content, Images) else ROW_BYTES
-        self._add(partial(self._write_media, media), size)
 
     def _add(self, item: Item, num_bytes: int) -> None:
         if self._background is not None and not self._background.add(item, num_bytes):
@@ -221,8 +213,6 @@ class Track(Callback):
 
     def log_epoch(self, trainer: Trainer, epoch: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of an epoch, at the last step that was trained."""
-        for media in self._take_media():
-            self._add_media(media)
         at = trainer.progress
         steps = trainer.history.steps
         step = at.step or epoch  # the steps of a loop that the user wrote may not be counted
@@ -234,8 +224,7 @@ class Track(Callback):
 
     def finish(self, state: EndState, reason: str | None = None) -> None:
         """Let the tracker finish, and wait for it no longer than `timeout`."""
-        for media in self._take_media():
-            self._add_media(media)
+        self._add_rows([])
         background = self._background
         self._background = None
         if background is None:
@@ -245,8 +234,7 @@ class Track(Callback):
         if not background.close(self.timeout):
             self._say(
                 f"{self.label} has not finished after {self.timeout:g} s, so its record may lack "
-                f"the end of the run. Pass `{self.label}(..., timeout={2 * self.timeout:g})` to "
-                "wait longer."
+                "the end of the run. To wait longer, set the tracker's attribute `timeout`."
             )
 
     def _finish_at_exit(self) -> None:
@@ -440,12 +428,9 @@ def _components(trainer: Trainer) -> dict[str, Any]:
     found["precision"] = trainer.runtime.precision
     for name, model in trainer.models.items():
         found[f"{name}.kind"] = type(model).__qualname__
-        found[f"{name}.parameters"] = sum(param.numel() for param in model.parameters())
     for name, optimizer in trainer.optimizers.items():
         found[name] = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        found |= {
-            f"{name}.{key}": value for key, value in optimizer.defaults.items() if value is not None
-        }
+        found |= {f"{name}.{option}": value for option, value in optimizer.defaults.items()}
     return found
 
 
@@ -462,8 +447,7 @@ def _check_methods(tracker: object, label: str) -> None:
             raise ConfigurationError(
                 "not-a-tracker",
                 f"{tracker!r:.80} is no tracker with a method {name!r}: a tracker is an object with "
-                "start(run), log(rows), log_media(media) and finish(state, reason). (CSV and its "
-                "like are callbacks themselves.)",
+                "start(run), log(rows), log_media(media) and finish(state, reason).",
             )
         check_arguments(method, arguments, f"{label}.{name}")
 

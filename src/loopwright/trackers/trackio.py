@@ -23,7 +23,6 @@ class Trackio(Track):
         project: The project.
         name: The name of the run. Default: that of the run, with some letters that make it unique.
         every: Write every n-th step only. Epochs are all written.
-        timeout: Seconds to wait at the end for what is left to be written.
         options: Other arguments of `trackio.init` by name, such as `space_id` and `group`.
 
     >>> from loopwright.trackers import Trackio
@@ -39,12 +38,9 @@ class Trackio(Track):
         *,
         name: str | None = None,
         every: int = 1,
-        timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(
-            TrackioRun(project, name, dict(options or {})), every=every, timeout=timeout
-        )
+        super().__init__(TrackioRun(project, name, dict(options or {})), every=every)
 
 
 class TrackioRun:
@@ -61,11 +57,6 @@ class TrackioRun:
         is_known = run.is_resumed and isinstance(noted, str)
         if not is_known:
             noted = run.memory["name"] = self.name or f"{run.name}-{uuid4().hex[:6]}"
-        elif not self.options.get("space_id"):
-            run.keep_written(
-                import_module("trackio").SQLiteStorage.get_max_step_for_run(self.project, noted)
-                or 0
-            )
         config = {key.lstrip("_") or key: value for key, value in run.config.items()}
         options = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False, **self.options}
         self._run = import_module("trackio").init(

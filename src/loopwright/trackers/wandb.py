@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import struct
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,11 +15,6 @@ from .tracker import EndState, TrackedRow, TrackedRun, converted, converted_imag
 
 CODES: dict[EndState, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "failed": 1}
 FLUSH_SECONDS = 1.0
-# of wandb's offline files
-BLOCK = 32768
-FULL = 1
-MIDDLE = 3
-LAST = 4
 
 
 class WandB(Track):
@@ -39,7 +33,6 @@ class WandB(Track):
             one.
         every: Send every n-th step only; wandb takes about half a millisecond for each. Epochs are
             all sent.
-        timeout: Seconds to wait at the end for wandb to send what is left.
         options: Other arguments of `wandb.init` by name, such as `entity` and `tags`.
 
     >>> from loopwright.trackers import WandB
@@ -57,11 +50,10 @@ class WandB(Track):
         mode: Literal["online", "offline", "disabled"] | None = None,
         folder: str | Path | None = None,
         every: int = 1,
-        timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         given = {"project": project, "name": name, "mode": mode, **(options or {})}
-        super().__init__(WandBRun(given, folder), every=every, timeout=timeout)
+        super().__init__(WandBRun(given, folder), every=every)
 
 
 class WandBRun:
@@ -78,9 +70,6 @@ class WandBRun:
             noted = run.memory["id"] = uuid4().hex[:12]  # not of a generator that training uses
         folder = self.folder or run.folder or Path()
         folder.mkdir(parents=True, exist_ok=True)
-        files = (folder / "wandb").glob(f"offline-run-*-{noted}/run-{noted}.wandb")
-        if steps := [last_step(file.read_bytes()) for file in files]:
-            run.keep_written(max(steps))
         named = {} if run.folder is None else {"name": run.name}
         tags = {"tags": list(run.tags)} if run.tags else {}
         given = {key: value for key, value in self.options.items() if value is not None}
@@ -124,24 +113,3 @@ def _settings() -> Any:
     settings = import_module("wandb").Settings
     name = "x_transaction_log_flush_interval"
     return settings(**{name: FLUSH_SECONDS}) if name in settings.model_fields else settings()
-
-
-def last_step(content: bytes) -> int:
-    """The last step in an offline file: a log of blocks, in which a record may be in several
-    pieces."""
-    message = import_module("wandb.proto.wandb_internal_pb2").Record
-    found = 0
-    at = 7
-    record = b""
-    while at + 7 <= len(content):
-        if (left := BLOCK - at % BLOCK) < 7:  # no piece begins there
-            at += left
-            continue
-        length, piece = struct.unpack_from("<HB", content, at + 4)
-        before = record if piece in (MIDDLE, LAST) else b""
-        record = before + content[at + 7 : at + 7 + length]
-        at += 7 + length
-        if piece in (FULL, LAST) and at <= len(content):
-            read = message.FromString(record)
-            found = max(found, read.history.step.num if read.HasField("history") else 0)
-    return found
