@@ -124,7 +124,6 @@ class Estimates(Callback):
         self.left, self.seen = TimeLeft(trainer), []
 
     def on_log(self, trainer: Any, rows: Any) -> None:
-        self.left.log(trainer)
         self.seen.append(self.left.of_run(trainer))
 
 

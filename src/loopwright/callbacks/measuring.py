@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..callback import Trainer
     from ..data.open import Stream
     from ..metrics.result import StepResult
-    from ..metrics.rows import StepRow
 
 MEGABYTE = 1 << 20
 
@@ -196,14 +195,13 @@ class TrainTime(Periodic):
 
     The metrics are `data_seconds`, `forward_seconds`, `backward_seconds` and `update_seconds`.
     Waiting for data includes moving it to the device and whatever callbacks do between two steps.
+    On CUDA, each boundary waits for the device, so that each part has its own time.
     The metrics of two runs are no longer identical where this is used.
 
     Args:
         every_n_epochs: Log after every n-th epoch.
         every_n_updates: Log after every n-th update.
         every_n_samples: Log after the update that completes n more samples.
-        is_exact: Synchronise with the accelerator at each boundary, so that each part has its own
-            time.
 
     >>> import torch, loopwright
     >>> from loopwright.callbacks import TrainTime
@@ -217,9 +215,8 @@ class TrainTime(Periodic):
     True
     """
 
-    def __init__(self, *, is_exact: bool = True, **every: Unpack[Every]) -> None:
+    def __init__(self, **every: Unpack[Every]) -> None:
         super().__init__(**every)
-        self.is_exact = is_exact
         self._seconds: dict[str, float] = dict.fromkeys(
             ("data", "forward", "backward", "update"), 0.0
         )
@@ -233,7 +230,7 @@ class TrainTime(Periodic):
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
-        self._waits = self.is_exact and trainer.runtime.device.type == "cuda"
+        self._waits = trainer.runtime.device.type == "cuda"
         for update in trainer.run.updates.every():
             self._wrap(update)
         self._on_joint = trainer.run.updates.on_joint
@@ -346,7 +343,7 @@ class ProgressLine(Periodic):
 
     Epochs are counted from 1, as in the progress bar. The time that is left is estimated from the
     limit that will be reached first and the time of this `train` call so far in this process, with
-    the evaluations to come; the speed does not include them.
+    its evaluations; the speed does not include them.
 
     Args:
         every_n_epochs: Print after every n-th epoch.
@@ -363,12 +360,6 @@ class ProgressLine(Periodic):
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         self._left = TimeLeft(trainer)
-
-    def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
-        self._left.log(trainer)
-
-    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        self._left.end_epoch(trainer)
 
     def fire(self, trainer: Trainer) -> None:
         progress = trainer.progress

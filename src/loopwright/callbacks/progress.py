@@ -8,8 +8,6 @@ import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
-from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,12 +45,12 @@ class ProgressDisplay(Callback):
         style: "bar", "lines", "silent", or "auto": live on a terminal and in a notebook, and lines
             elsewhere.
         interval: Seconds between two lines inside an epoch or an evaluation.
-        columns: The columns of the table of epochs: names of metrics, patterns such as "eval_*",
-            "time", "samples/s" and "left". Default: on a terminal as many metrics as fit, the most
-            important ones first; in lines all.
+        columns: The columns of the table of epochs: names of metrics, "time", "samples/s" and
+            "left". Default: on a terminal as many metrics as fit, the most important ones first; in
+            lines all.
 
     >>> from loopwright.callbacks import ProgressDisplay
-    >>> ProgressDisplay("lines", interval=60.0, columns=["loss", "eval_*", "time"]).style
+    >>> ProgressDisplay("lines", interval=60.0, columns=["loss", "eval_loss", "time"]).style
     'lines'
     """
 
@@ -66,12 +64,6 @@ class ProgressDisplay(Callback):
         if style not in STYLES:
             raise ConfigurationError(
                 "progress-style", f"progress={style!r}: use one of {', '.join(STYLES)}."
-            )
-        if isinstance(columns, str):
-            raise ConfigurationError(
-                "progress-columns",
-                f"ProgressDisplay(columns={columns!r}): use a list of names, such as ['loss', "
-                "'eval_*'].",
             )
         self.style = style
         self.interval = interval
@@ -120,7 +112,6 @@ class ProgressDisplay(Callback):
         if self._style == "silent":
             return
         self._row = rows[-1]
-        self._left.log(trainer)
         self._refresh(trainer)
         self._line_now(trainer)
 
@@ -149,7 +140,6 @@ class ProgressDisplay(Callback):
         if self._style == "silent":
             return
         self._evaluation = None
-        self._left.end_epoch(trainer)
         row = self._epoch_row(trainer, metrics, self._epoch_number(trainer, ended=True))
         was_shown = bool(self._table.heading)
         if self._live is None:
@@ -193,13 +183,9 @@ class ProgressDisplay(Callback):
         done = done_of(trainer, with_time=True)
         run = None
         if done is not None:
-            elapsed = 0.0
             if evaluation is not None:
-                if trainer.progress.is_exhausted or done == 1.0:
-                    elapsed = monotonic() - evaluation.began
                 done = min(done, 0.99)  # it is not over before its last evaluation
-            left = self._left.of_run(trainer, elapsed)
-            run = Bar("run", f"{done:.0%}", done, _left_text(left))
+            run = Bar("run", f"{done:.0%}", done, _left_text(self._left.of_run(trainer)))
         return Moment(
             self._epoch_bar(trainer),
             None if evaluation is None else evaluation.bar(),
@@ -382,9 +368,8 @@ class EpochTable:
     """The lines of one epoch after another, in columns that stay where they are.
 
     Args:
-        columns: The metrics to show, also by patterns as "eval_*", and "time", "samples/s" or
-            "left". Without them: on a terminal as many metrics as fit, the most important ones
-            first; in lines all.
+        columns: The metrics to show, and "time", "samples/s" or "left". Without them: on a terminal
+            as many metrics as fit, the most important ones first; in lines all.
     """
 
     def __init__(self, columns: Sequence[str] | None = None) -> None:
@@ -420,11 +405,7 @@ class EpochTable:
         """The columns of a row, whatever the space; bars show the time that is left."""
         if self.columns is None:
             return list(dict.fromkeys([*row.metrics, "time", "samples/s"]))
-        names: list[str] = []
-        for column in self.columns:
-            is_pattern = any(sign in column for sign in "*?[") and column not in row.metrics
-            names += [n for n in row.metrics if fnmatchcase(n, column)] if is_pattern else [column]
-        return list(dict.fromkeys(names))
+        return list(self.columns)
 
     def _fitting(self, columns: list[str], row: EpochRow, width: int) -> list[str]:
         """As many columns as fit: of metrics the most important ones, of an evaluation and of
@@ -460,52 +441,20 @@ def _column_width(name: str) -> int:
 class TimeLeft:
     """Estimates the time that the `train` call and its epoch still take.
 
-    Training and evaluations are estimated apart. Training goes on as fast as since the call began
-    in this process, so an earlier process on another machine does not count; compiling and a slow
-    first update do not, either. Evaluations at the end of an epoch take as long as those before,
-    and come once for each epoch that is left; those inside epochs keep their share of the time.
-
-    Call `log` at log points, `begin_epoch` and `end_epoch` at the ends of epochs.
+    Each part of the call takes as long as those so far, with their evaluations; what an earlier
+    process took does not count, and compiling does not, either.
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        progress = trainer.progress
-        self._first_update = progress.update
-        # the completed fraction of the call, and its seconds of training
-        self._start = (done_of(trainer) or 0.0, progress.seconds)
-        self._warm = self._start  # after the first update
-        self._last = self._start  # when the fraction was last seen to change
-        self._evaluated = _evaluated(trainer)
-        self._inside = 0.0  # seconds of evaluations inside epochs
-        self._ends: list[float] = []  # seconds of evaluations at the end of each epoch
-        self._ends_left = 0  # epochs that are still to end
+        self._start = done_of(trainer) or 0.0  # the completed fraction of the call
+        self._began = _clock(trainer)
+        self._last = (self._start, 0.0)  # when the fraction was last seen to change
         self.begin_epoch(trainer)
 
     def begin_epoch(self, trainer: Trainer) -> None:
         """Measure the speed from here on."""
         progress = trainer.progress
         self._epoch = (progress.epoch_step, progress.sample, progress.seconds)
-
-    def log(self, trainer: Trainer) -> None:
-        """Note the evaluations since the last call, which were inside the epoch; leave out a slow
-        first update.
-
-        A log point after a single update comes of one that took long: workers start in it, kernels
-        are chosen, `torch.compile` compiles. Once there are others, it says nothing of the speed.
-        """
-        self._inside += self._new_evaluations(trainer)
-        done = done_of(trainer) or 0.0
-        if trainer.progress.update == self._first_update + 1 and done > self._start[0]:
-            self._warm = (done, trainer.progress.seconds)
-
-    def end_epoch(self, trainer: Trainer) -> None:
-        """Note the evaluations since the last log point, which were at the end of the epoch."""
-        self._ends.append(self._new_evaluations(trainer))
-        done = done_of(trainer, with_time=True)
-        if done:
-            ended = trainer.progress.epoch - trainer.progress.call_epoch
-            # the last one may be cut short
-            self._ends_left = ceil(ended * (1 - done) / done - 1e-6)
 
     def samples_per_second(self, trainer: Trainer) -> float | None:
         """Samples per second of training in this epoch, without evaluations."""
@@ -514,60 +463,36 @@ class TimeLeft:
         return samples / seconds if seconds > 0 and samples else None
 
     def of_epoch(self, trainer: Trainer) -> float | None:
-        """Seconds of training to the end of the epoch, or to a limit inside it; None where that is
-        not known."""
+        """Seconds of training to the end of the epoch; None where that is not known."""
         progress = trainer.progress
         length = trainer.run.epoch_length()
         steps = progress.epoch_step - self._epoch[0]
         seconds = progress.seconds - self._epoch[2]
         if length is None or steps <= 0 or seconds <= 0:
             return None
-        left = max(length - progress.epoch_step, 0) * seconds / steps
-        whole = self._training_left(trainer)
-        return left if whole is None else min(left, whole)
+        return max(length - progress.epoch_step, 0) * seconds / steps
 
-    def of_run(self, trainer: Trainer, elapsed: float = 0.0) -> float | None:
+    def of_run(self, trainer: Trainer) -> float | None:
         """Seconds to the end of the `train` call, with its evaluations; None where that is not
-        known.
-
-        Args:
-            trainer: The trainer.
-            elapsed: The seconds so far of an evaluation at the end of this epoch.
-        """
-        left = self._training_left(trainer)
-        if left is None:
-            return None
-        trained = trainer.progress.seconds - self._warm[1]
-        inside = self._inside / trained if trained > 0 else 0.0
-        at_ends = self._ends_left * sum(self._ends) / max(len(self._ends), 1)
-        return left * (1 + inside) + max(at_ends - elapsed, 0.0)
-
-    def _new_evaluations(self, trainer: Trainer) -> float:
-        """Seconds of evaluations since the last call."""
-        before = self._evaluated
-        self._evaluated = _evaluated(trainer)
-        return self._evaluated - before
-
-    def _training_left(self, trainer: Trainer) -> float | None:
-        seconds = trainer.progress.seconds
+        known."""
         limit = trainer.run.call.limits.seconds
-        known = [] if limit is None else [max(limit - seconds, 0.0)]
+        known = [] if limit is None else [max(limit - trainer.progress.seconds, 0.0)]
         done = done_of(trainer)
-        if done is not None:
-            if done != self._last[0]:  # of data without a length, only at the ends of epochs
-                self._last = (done, seconds)
-            first = self._warm if done > self._warm[0] else self._start
-            part = done - first[0]
-            took = self._last[1] - first[1]
-            if part > 0 and took > 0:
-                known.append(max(took * (1 - done) / part - (seconds - self._last[1]), 0.0))
+        if done is not None and done > self._start:
+            now = _clock(trainer) - self._began
+            # of data without a length, the fraction changes at the ends of epochs only
+            if done != self._last[0] or trainer.run.epoch_length() is not None:
+                self._last = (done, now)
+            took = self._last[1]
+            left = took * (1 - done) / (done - self._start)
+            known.append(max(left - (now - took), 0.0))
         return min(known, default=None)
 
 
-def _evaluated(trainer: Trainer) -> float:
-    """Seconds of evaluations; the time of compiling comes once, and says nothing of what is to
-    come."""
-    return trainer.run.metrics.eval_seconds - trainer.run.metrics.compile_seconds
+def _clock(trainer: Trainer) -> float:
+    """Seconds of training and of evaluations."""
+    metrics = trainer.run.metrics
+    return trainer.progress.seconds + metrics.eval_seconds - metrics.compile_seconds
 
 
 def done_of(trainer: Trainer, *, with_time: bool = False) -> float | None:
