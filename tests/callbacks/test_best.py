@@ -42,20 +42,6 @@ def test_the_best_so_far_is_part_of_every_row(points):
     assert history["best_score"] == [0.5, 0.5, 0.9, 0.9]
 
 
-def test_what_else_was_measured_at_the_best_is_logged(points):
-    history = run(
-        points,
-        [
-            Logged(score=[0.5, 0.9, 0.7]),
-            OfflineLoss("train"),
-            BestMetric("score", also=["train_loss"]),
-        ],
-        3,
-    ).history
-    losses = history["train_loss"]
-    assert history["train_loss_at_best_score"] == [losses[0], losses[1], losses[1]]
-
-
 def test_the_best_after_updates_is_of_what_was_logged_by_then(points):
     callbacks = [
         BestMetric("train_loss", every_n_updates=2),

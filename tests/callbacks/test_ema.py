@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from loopwright import Callback, DataError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA, BestModel, Rewind, TorchMetrics
 
 from ..loops import assert_same_model, build_linear, build_net, train_by_hand
@@ -160,13 +160,6 @@ def test_all_models_are_averaged_unless_one_is_named(points):
     train(two_models(one), points, num_epochs=1)
     assert set(everything.state) == {"first", "second"}
     assert_same_tree(one.state, {"second": everything.state["second"]})
-
-
-def test_data_that_can_be_read_once_is_refused_with_what_to_do(points):
-    batches = iter([list(points.tensors)])
-    with pytest.raises(DataError) as caught:
-        build_trainer([EMA(0.9)]).train(points, 1, eval_data=batches)
-    assert "EMA evaluates the same data a second time" in caught.value.__notes__[0]
 
 
 def test_averages_go_back_with_a_rewind(points):

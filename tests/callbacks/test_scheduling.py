@@ -108,12 +108,6 @@ def test_weight_decay_follows_a_curve_and_where_there_is_none_it_stays_none(poin
     assert {first for first, _ in seen} == {0.0}
 
 
-def test_values_can_be_given_as_they_are(points):
-    seen = decays(points, ScheduleWeightDecay(Linear(0.4, 0.0), is_absolute=True))
-    assert [second for _, second in seen] == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    assert {first for first, _ in seen} == {0.0}
-
-
 def test_a_second_call_begins_the_curve_again(points):
     trainer = build([LearningRateLog()], scheduler=Linear())
     for _ in range(2):

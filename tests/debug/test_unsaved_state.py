@@ -17,7 +17,7 @@ from loopwright.callbacks import (
     DatasetStatistics,
     EarlyStopping,
     Freeze,
-    ModelSummary,
+    ParameterCount,
     Rewind,
     ScheduleLearningRate,
 )
@@ -54,7 +54,7 @@ def callbacks() -> list[Callback]:
         counting(BestModel),
         counting(DatasetStatistics),
         counting(Freeze, "0"),
-        counting(ModelSummary),
+        counting(ParameterCount),
         counting(ScheduleLearningRate, Cosine()),
     ]
 

@@ -1,4 +1,4 @@
-"""What a run measured: rows, series that stay small, frames and pictures."""
+"""What a run measured: rows, series that stay small, and pictures."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from loopwright import History, MissingExtraError
 from loopwright.metrics import history as history_module
 from loopwright.metrics.history import HistoryCopy
 from tests.metrics.step_rows import rows_from
-
-from ..mistakes import raises
 
 
 def filled() -> History:
@@ -109,16 +107,6 @@ def test_additions_one_after_the_other_are_the_history_itself(monkeypatch, sizes
             )
 
 
-class Watched(dict[str, float]):
-    """A row that counts how often it is looked into."""
-
-    looks = 0
-
-    def __contains__(self, name: object) -> bool:
-        Watched.looks += 1
-        return super().__contains__(name)
-
-
 def test_a_copy_is_made_again_for_what_is_new_and_afresh_when_the_history_was_loaded():
     history, copy = filled(), HistoryCopy()
     copy.take(history)
@@ -137,21 +125,10 @@ def test_a_copy_is_made_again_for_what_is_new_and_afresh_when_the_history_was_lo
     assert copy.state_dict()["epochs"] == filled().epochs
 
 
-def test_a_frame_has_a_row_for_each_epoch():
-    frame = filled().to_frame()
-    assert list(frame.index) == [1, 2, 3]
-    assert frame.index.name == "epoch"
-    assert frame["eval_loss"].tolist() == [2.0, 1.0, 2 / 3]
-
-
-@pytest.mark.parametrize(
-    ("module", "use", "extra"),
-    [("pandas", History.to_frame, "frames"), ("matplotlib.figure", History.plot, "plots")],
-)
-def test_a_missing_package_names_the_pip_command(monkeypatch, module, use, extra):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=rf"pip install 'loopwright\[{extra}\]'"):
-        use(filled())
+def test_a_missing_package_names_the_pip_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'loopwright\[plots\]'"):
+        filled().plot()
 
 
 def test_a_plot_shows_every_epoch_and_the_steps_behind():
@@ -161,13 +138,6 @@ def test_a_plot_shows_every_epoch_and_the_steps_behind():
     assert list(lines["eval_loss"].get_xdata()) == [1, 2, 3]
     assert list(lines["loss"].get_ydata()) == [1.0, 0.5, 1 / 3]
     assert len(lines["each step"].get_xdata()) == 30
-
-
-def test_what_cannot_be_plotted_is_refused_by_name():
-    with raises("nothing-to-plot"):
-        filled().plot(names=["acc"])
-    with raises("nothing-to-plot"):
-        History().plot()
 
 
 def test_state_comes_back():

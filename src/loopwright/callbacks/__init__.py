@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .rewind import Rewind
     from .scheduling import ScheduleLearningRate, ScheduleWeightDecay
     from .stopping import EarlyStopping, FixedEarlyStopping, LimitBatches, TimeLimit
-    from .summary import DatasetStatistics, ModelSummary, ParameterCount, summarize
+    from .summary import DatasetStatistics, ParameterCount
 
 _HOMES = {
     "AdditionalOutputs": "measuring",
@@ -49,7 +49,6 @@ _HOMES = {
     "Interval": "interval",
     "LearningRateLog": "measuring",
     "LimitBatches": "stopping",
-    "ModelSummary": "summary",
     "NonFiniteGuard": "nonfinite",
     "OfflineLoss": "losses",
     "OnlineLoss": "losses",
@@ -71,7 +70,6 @@ _HOMES = {
     "freeze": "freezing",
     "layer_rates": ".optim.groups",
     "param_groups": ".optim.groups",
-    "summarize": "summary",
     "unfreeze": "freezing",
 }
 
@@ -91,7 +89,6 @@ __all__ = [
     "Interval",
     "LearningRateLog",
     "LimitBatches",
-    "ModelSummary",
     "NonFiniteGuard",
     "OfflineLoss",
     "OnlineLoss",
@@ -113,7 +110,6 @@ __all__ = [
     "freeze",
     "layer_rates",
     "param_groups",
-    "summarize",
     "unfreeze",
 ]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BestMetric(Watching):
-    """Logs the best value of a metric so far as `best_<metric>`, and other metrics at that moment.
+    """Logs the best value of a metric so far as `best_<metric>`.
 
     A metric of the evaluation that ends an epoch is known only after the epoch's row is written:
     its best is added to the row in the history, not to the metrics file.
@@ -29,40 +29,31 @@ class BestMetric(Watching):
         mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps
             return and by the metric's name; if the name does not tell, that is an error before the
             first step.
-        also: Metrics whose values at that moment are logged as `<name>_at_best_<metric>`.
         every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
         every_n_updates: Look at the metric every n updates.
         every_n_samples: Look at the metric every n samples, after the update that reaches them.
 
     Example:
         >>> from loopwright.callbacks import BestMetric
-        >>> sorted(BestMetric("eval_loss", also=["eval_accuracy"]).metric_names(set()))
-        ['best_eval_loss', 'eval_accuracy_at_best_eval_loss']
+        >>> BestMetric("eval_loss").metric_names(set())
+        {'best_eval_loss'}
     """
 
     def __init__(
         self,
         metric: str = "eval_loss",
         mode: Literal["auto", "min", "max"] = "auto",
-        *,
-        also: Sequence[str] = (),
         **every: Unpack[Every],
     ) -> None:
         super().__init__(metric, mode, **every)
-        self.also = tuple(also)
-        self.others: dict[str, float] = {}
         if self.interval.unit != "epoch":
             self.ignored_events = (*self.ignored_events, "on_train_epoch_end")
 
     def metric_names(self, known: set[str]) -> set[str]:
-        others = {f"{name}_at_best_{self.metric}" for name in self.also}
-        return {f"best_{self.metric}", *others}
-
-    def required_metrics(self) -> set[str]:
-        return {self.metric, *self.also}
+        return {f"best_{self.metric}"}
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        values = self._with(value, self.interval.now(trainer.progress), metrics)
+        values = self._with(value, self.interval.now(trainer.progress))
         if self.interval.unit != "epoch":
             trainer.log_step(values)
             trainer.log(values)
@@ -74,7 +65,7 @@ class BestMetric(Watching):
         metrics = logged_metrics(trainer)
         epoch = trainer.progress.epoch + 1
         if self.interval.is_due_after_epoch(epoch) and self.metric in metrics:
-            trainer.log(self._with(metrics[self.metric], epoch, metrics))
+            trainer.log(self._with(metrics[self.metric], epoch))
 
     def on_train_end(self, trainer: Trainer) -> None:
         if self.best is not None:
@@ -82,20 +73,16 @@ class BestMetric(Watching):
                 f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}"
             )
 
-    def _with(self, value: float, at: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _with(self, value: float, at: int) -> dict[str, float]:
         """Take one more value, and return what is to be logged then."""
-        if self.watched.add(value, at):
-            self.others = {name: metrics[name] for name in self.also if name in metrics}
-        best = math.nan if self.best is None else self.best
-        at_best = {f"{name}_at_best_{self.metric}": other for name, other in self.others.items()}
-        return {f"best_{self.metric}": best, **at_best}
+        self.watched.add(value, at)
+        return {f"best_{self.metric}": math.nan if self.best is None else self.best}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_at": self.best_at, "others": dict(self.others)}
+        return {"best": self.best, "best_at": self.best_at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.watched.so_far = BestSoFar(state["best"], state["best_at"])
-        self.others = dict(state["others"])
 
 
 class ModelKeeper(Watching):

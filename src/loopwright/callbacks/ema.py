@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._torch_compat import foreach_lerp_
 from ..callback import Callback
-from ..errors import ConfigurationError, DataError
+from ..errors import ConfigurationError
 from ..runtime.dtensor import group_by_mesh
 from ..text import listed
 
@@ -186,16 +186,8 @@ class EMA(Callback):
         if not self.evaluate or not exists or any(other.is_in_place for other in averages):
             return
         for average in self.decays:
-            try:
-                with self._in_place(trainer, average):
-                    measured = trainer.evaluate(data)
-            except DataError as error:
-                error.add_note(
-                    "EMA evaluates the same data a second time: pass a data set, a loader or a "
-                    "list instead of an iterator, which can be used only once, or pass "
-                    "EMA(evaluate=False)."
-                )
-                raise
+            with self._in_place(trainer, average):
+                measured = trainer.evaluate(data)
             trainer.log({f"{average}_{name}": value for name, value in measured.items()})
 
     def state_dict(self) -> dict[str, Any]:

@@ -26,12 +26,9 @@ class Scheduled(Callback):
 
     option = ""
 
-    def __init__(
-        self, schedule: Curve, *, optimizer: str | None = None, is_absolute: bool = False
-    ) -> None:
+    def __init__(self, schedule: Curve, *, optimizer: str | None = None) -> None:
         self.schedule = schedule
         self.optimizer = optimizer
-        self.is_absolute = is_absolute
         self._curve: Curve = schedule
         self._groups: list[dict[str, Any]] = []
 
@@ -65,10 +62,7 @@ class Scheduled(Callback):
         assert done is not None
         value = self._curve.value(done)
         for group in self._groups:
-            base = group[f"initial_{self.option}"]
-            wanted = base * value
-            if self.is_absolute:
-                wanted = value if base != 0 else base
+            wanted = value * group[f"initial_{self.option}"]
             own = group[self.option]
             if isinstance(own, Tensor):  # a compiled optimizer keeps a reference to it
                 own.fill_(wanted)
@@ -83,8 +77,6 @@ class ScheduleLearningRate(Scheduled):
         schedule: The curve, such as `WarmupCosine(warmup=0.05)`; its values are factors of each
             group's initial rate.
         optimizer: The name of one of the trainer's optimizers; all by default.
-        is_absolute: Whether the values are learning rates instead of factors; groups with a rate of
-            0 keep it.
 
     >>> from loopwright.callbacks import ScheduleLearningRate
     >>> from loopwright.schedules import WarmupCosine
@@ -100,8 +92,6 @@ class ScheduleWeightDecay(Scheduled):
     Args:
         schedule: The curve; its values are factors of each group's initial weight decay.
         optimizer: The name of one of the trainer's optimizers; all by default.
-        is_absolute: Whether the values are weight decays instead of factors; groups with a decay of
-            0 keep it.
 
     >>> from loopwright.callbacks import ScheduleWeightDecay
     >>> from loopwright.schedules import Cosine

@@ -1,10 +1,10 @@
-"""Summaries before a run: tables of models, numbers of parameters, statistics of data sets."""
+"""Summaries before a run: numbers of parameters, statistics of data sets."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,65 +19,6 @@ from .losses import named_data
 
 if TYPE_CHECKING:
     from ..callback import Trainer
-
-
-Row = tuple[str, str, str, str]
-HEADER: Row = ("module", "type", "parameters", "trainable")
-
-
-class ModelSummary(Callback):
-    """Prints a table of the modules of every model when training starts.
-
-    Args:
-        max_depth: The depth of the table: 0 is the model alone, 1 its direct children, and so on.
-
-    >>> from loopwright.callbacks import ModelSummary
-    >>> callback = ModelSummary(max_depth=2)
-    """
-
-    def __init__(self, max_depth: int = 1) -> None:
-        self.max_depth = max_depth
-
-    def on_train_start(self, trainer: Trainer) -> None:
-        for name, model in trainer.models.items():
-            trainer.run.say(summarize(model, self.max_depth, name=name))
-
-
-def summarize(model: nn.Module, max_depth: int = 1, *, name: str = "model") -> str:
-    """Return a table of the modules of a model with their numbers of parameters.
-
-    A parameter that several modules share counts once in each module around it. A `+` marks modules
-    with lazy parameters, whose size is known only after the first batch.
-
-    Args:
-        model: The model.
-        max_depth: The depth of the table: 0 is the model alone, 1 its direct children, and so on.
-        name: The name of the model in the table.
-
-    >>> import torch
-    >>> from loopwright.callbacks import summarize
-    >>> print(summarize(torch.nn.Linear(3, 2), name="head"))
-    module  type    parameters  trainable
-    -------------------------------------
-    head    Linear           8          8
-    """
-    rows = [HEADER, *_rows(model, name, max_depth)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for label, kind, *numbers in rows:
-        cells = [label.ljust(widths[0]), kind.ljust(widths[1])]
-        lines.append("  ".join([*cells, *map(str.rjust, numbers, widths[2:])]))
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(lines)
-
-
-def _rows(module: nn.Module, name: str, max_depth: int, depth: int = 0) -> Iterator[Row]:
-    total, trainable = count_parameters(module)
-    more = "+" if any(is_lazy(param) for param in module.parameters()) else ""
-    yield f"{'  ' * depth}{name}", type(module).__name__, f"{total:,}{more}", f"{trainable:,}{more}"
-    if depth < max_depth:
-        for child_name, child in module.named_children():
-            yield from _rows(child, child_name, max_depth, depth + 1)
 
 
 def count_parameters(module: nn.Module) -> tuple[int, int]:

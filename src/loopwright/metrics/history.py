@@ -7,18 +7,14 @@ from array import array
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigurationError, MissingAttributeError, MissingExtraError
-from ..text import counted, listed, nearest
+from ..errors import MissingExtraError
+from ..text import counted, nearest
 from .rows import StepRow
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 MAX_POINTS = 1 << 17
 
@@ -174,20 +170,6 @@ class History:
         self.epochs: list[dict[str, float]] = []
         self.steps: dict[str, Series] = {}
 
-    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise the error of a missing attribute; for `history.history` of Keras, with what to
-            write."""
-            if name == "history":
-                raise MissingAttributeError(
-                    "history-attribute",
-                    "History has no attribute 'history': write `history['loss']`.",
-                    name=name,
-                    obj=self,
-                )
-            return object.__getattribute__(self, name)  # raises the first error again
-
     def add_steps(self, rows: Iterable[StepRow]) -> None:
         """Record the metrics of steps, given in the order of their numbers."""
         points: dict[str, list[tuple[int, float]]] = {}
@@ -290,57 +272,22 @@ class History:
         """A list of values per epoch metric, by name."""
         return {name: self[name] for name in self.names}
 
-    def to_frame(self, level: str = "epochs") -> pd.DataFrame:
-        """The metrics as a pandas frame with a column per metric.
-
-        Args:
-            level: "epochs" for a row per epoch, numbered from 1, or "steps" for a row per step.
-        """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingExtraError(
-                "frames-extra",
-                "A history as a frame needs pandas: pip install 'loopwright[frames]'.",
-            ) from error
-        if level == "epochs":
-            return pd.DataFrame(
-                self.epochs, index=pd.RangeIndex(1, len(self.epochs) + 1, name="epoch")
-            )
-        if level != "steps":
-            raise ConfigurationError(
-                "frame-level", f"Unknown level {level!r}: use 'epochs' or 'steps'."
-            )
-        columns = {
-            name: pd.Series(list(s.values), index=list(s.steps)) for name, s in self.steps.items()
-        }
-        return pd.DataFrame(columns).rename_axis("step")
-
-    def plot(self, path: str | Path | None = None, names: Sequence[str] | None = None) -> Any:
+    def plot(self, path: str | Path | None = None) -> Any:
         """Plot the curves: one panel per metric, a metric together with its `eval_` counterpart.
 
         Args:
             path: A file to write the figure to as well, in the format of its ending.
-            names: The epoch metrics to plot; all of them, if none are given.
 
         Returns:
             The matplotlib figure, which a notebook shows as a picture.
         """
-        names = list(names) if names is not None else self.names
-        unknown = [name for name in names if name not in self]
-        if unknown or not names:
-            raise ConfigurationError(
-                "nothing-to-plot",
-                f"Cannot plot {listed(unknown) or 'an empty history'}; available: "
-                f"{listed(self.names) or 'nothing'}.",
-            )
         try:
             from .plotting import plot_epochs
         except ImportError as error:
             raise MissingExtraError(
                 "plots-extra", "A plot needs matplotlib: pip install 'loopwright[plots]'."
             ) from error
-        return plot_epochs(self.epochs, self.steps, names, path)
+        return plot_epochs(self.epochs, self.steps, self.names, path)
 
     def state_dict(self) -> dict[str, Any]:
         return {

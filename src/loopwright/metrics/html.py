@@ -3,34 +3,23 @@ is escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-
-from .best import direction_of, first_best, headline
 
 TABLE = "border-collapse:collapse;margin:4px 0;text-align:right;font-variant-numeric:tabular-nums"
 MAX_ROWS = 30
 
 
-def table_html(
-    header: Sequence[str], rows: Sequence[Sequence[str]], marked: Iterable[int] = ()
-) -> str:
-    """A table; of many rows the last ones, and a line that says how many are before them.
-
-    Args:
-        header: The names of the columns.
-        rows: The cells of each row.
-        marked: The positions of rows in bold.
-    """
-    bold = set(marked)
+def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; of many rows the last ones, and a line that says how many are before them."""
     first = max(len(rows) - MAX_ROWS, 0)
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = [f"<tr>{head}</tr>"]
     if first:
         lines.append(f'<tr><td colspan="{len(header)}">{first} rows before these</td></tr>')
-    for at, row in enumerate(rows[first:], start=first):
-        start = '<tr style="font-weight:bold">' if at in bold else "<tr>"
-        lines.append(start + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+    for row in rows[first:]:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
     return f'<table cellpadding="4" style="{TABLE}">{"".join(lines)}</table>'
 
 
@@ -53,17 +42,11 @@ def line_html(text: str) -> str:
 
 
 def history_html(epochs: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
-    """Epochs as a table; the best one of the metric that a run goes by is bold, where its name says
-    what is better."""
+    """Epochs as a table."""
     if not names:
         return line_html("History of no epochs yet.")
     rows = [
         [f"{at}", *(f"{row[name]:.4g}" if name in row else "" for name in names)]
         for at, row in enumerate(epochs, start=1)
     ]
-    main = headline(names)
-    mode = None if main is None else direction_of(main)
-    best = None
-    if main is not None and mode is not None:
-        best = first_best(list(enumerate(epochs)), lambda item: item[1].get(main), mode)
-    return table_html(["epoch", *names], rows, [] if best is None else [best[0]])
+    return table_html(["epoch", *names], rows)

@@ -267,31 +267,12 @@ def count_values(call: str, values: Any, bins: Any) -> tuple[Histogram, int, int
     return histogram, flat.size, flat.size - finite.size
 
 
-def read_counts(call: str, edges: Any, counts: Any) -> Histogram:
-    """Return a histogram that was counted elsewhere."""
-    bounds = np.atleast_1d(np.asarray(edges, dtype=np.float64))
-    numbers = np.atleast_1d(np.asarray(counts, dtype=np.float64))
-    is_rising = len(bounds) == len(numbers) + 1 and bool((np.diff(bounds) > 0).all())
-    is_count = np.isfinite(numbers) & (numbers >= 0) & (numbers == np.floor(numbers))
-    if not is_rising or not is_count.all():
-        raise ConfigurationError(
-            "not-a-histogram",
-            f"{call}: edges={edges!r:.60} and counts={counts!r:.60} are no histogram: pass the "
-            "values, or both edges= and counts=, one more edge than counts, as from "
-            "`np.histogram`.",
-        )
-    return Histogram(tuple(bounds.tolist()), tuple(int(number) for number in numbers))
-
-
 # Tables
 
 
 def read_table(call: str, value: Any, columns: Any) -> Table:
-    """Return a table of rows under columns, a list or a mapping by columns, or a frame of pandas or
-    polars."""
+    """Return a table of rows under columns, or of a list or a mapping by columns."""
     names = None if columns is None else [str(name) for name in columns]
-    if type(value).__module__.partition(".")[0] in ("pandas", "polars"):
-        value = {str(name): value[name].to_list() for name in value.columns}
     rows: list[Any] = []
     if isinstance(value, Mapping):
         names = names or [str(name) for name in value]
@@ -315,9 +296,8 @@ def read_table(call: str, value: Any, columns: Any) -> Table:
 def _no_table(call: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         "not-a-table",
-        f"{call}: no table: {what}; pass a list of dicts, a dict of columns, rows with "
-        "columns=[...], or a pandas or polars data frame. For one row pass [{...}], for a string "
-        "use log_text.",
+        f"{call}: no table: {what}; pass a list of dicts, a dict of columns, or rows with "
+        "columns=[...]. A data frame of pandas is `frame.to_dict('list')`.",
     )
 
 

@@ -240,15 +240,7 @@ class MediaMethods:
             media.add(name, as_images(pixels, texts), len(pixels), _bad_pixels(bad))
 
     @public
-    def log_histogram(
-        self,
-        name: str,
-        values: Any = None,
-        *,
-        bins: int = 64,
-        edges: Any = None,
-        counts: Any = None,
-    ) -> None:
+    def log_histogram(self, name: str, values: Any, *, bins: int = 64) -> None:
         """Log how values are distributed; NaN and infinite ones are left out, and a line says so
         once.
 
@@ -256,8 +248,6 @@ class MediaMethods:
             name: The name under which histograms of several steps are one series.
             values: A tensor or array of any shape, or a list of numbers.
             bins: The number of equal intervals from the smallest to the largest value.
-            edges: Of a histogram that was counted elsewhere: the edges of its intervals.
-            counts: The counts between these edges.
 
         Example:
             >>> from loopwright import Callback
@@ -267,22 +257,12 @@ class MediaMethods:
         """
 
         media = self._logged_run.media
-        call = media.open("log_histogram", name)
-        if call is None:
-            return
-        from ..metrics.media import count_values, read_counts
+        if call := media.open("log_histogram", name):
+            from ..metrics.media import count_values
 
-        if values is None:
-            media.add(name, read_counts(call, edges, counts))
-            return
-        if edges is not None or counts is not None:
-            raise ConfigurationError(
-                "histogram-values",
-                f"{call}: pass the values, or edges= and counts=, but not both.",
-            )
-        histogram, total, bad = count_values(call, values, bins)
-        remark = f"{bad} of {total} values are NaN or infinite and not counted." if bad else ""
-        media.add(name, histogram, remark=remark)
+            histogram, total, bad = count_values(call, values, bins)
+            remark = f"{bad} of {total} values are NaN or infinite and not counted." if bad else ""
+            media.add(name, histogram, remark=remark)
 
     @public
     def log_text(self, name: str, text: str) -> None:
@@ -315,8 +295,7 @@ class MediaMethods:
 
         Args:
             name: The name under which tables of several steps are one series.
-            rows: A list of dicts, a dict of columns, rows of values with `columns`, or a frame of
-                pandas or polars.
+            rows: A list of dicts, a dict of columns, or rows of values with `columns`.
             columns: The names of the columns, where the rows have none; otherwise which of them to
                 log.
 
