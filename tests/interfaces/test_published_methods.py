@@ -183,11 +183,3 @@ def test_loop_over_batches_of_ones_own_is_refused(tmp_path: Path) -> None:
 
     with raises("event-elsewhere", "OwnLoop._train_paired_core", "train_step"):
         OwnLoop(tiny(write_data(tmp_path / "data"), tmp_path))
-
-
-def test_losses_are_printed_by_the_trainer_as_by_its_loss_manager(tmp_path: Path) -> None:
-    trainer = Pix2pixTrainer(tiny(write_data(tmp_path / "data"), tmp_path))
-    trainer.train_paired(0)
-    assert trainer.print_losses(1, 2, capture=True) == trainer.loss_manager.print_losses(
-        1, 2, capture=True
-    )

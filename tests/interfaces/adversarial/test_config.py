@@ -61,27 +61,6 @@ def test_a_mistake_names_its_key(given: dict, key: str, words: str):
     assert words in str(caught.value)
 
 
-def test_a_missing_or_unreadable_file_is_named(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r"none\.json\s+cannot be read"):
-        load_config(tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(ConfigurationError, match=r"bad\.json"):
-        load_config(tmp_path / "bad.json")
-    (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(ConfigurationError, match=r"bad\.yaml:1\s+is not YAML"):
-        load_config(tmp_path / "bad.yaml")
-
-
-def test_a_mistake_in_yaml_names_its_line(tmp_path: Path):
-    (tmp_path / "a.yaml").write_text(
-        "config:\n  common:\n    device: cpu\n  train:\n    generator:\n      featurs: 8\n"
-    )
-    with pytest.raises(
-        ConfigurationError, match=r"a\.yaml:6: train\.generator\.featurs\s.*features\?"
-    ):
-        load_config(tmp_path / "a.yaml")
-
-
 def test_copies_are_numbered_past_ten_and_can_be_loaded(tmp_path: Path):
     config = load_config({"train": {"loss": {"lambda_l1": 10.0}}})
     for _ in range(11):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright.errors import ConfigurationError, Interrupted
 from loopwright.interfaces.adversarial import (
     Discriminator,
     Pix2pixTrainer,
@@ -99,24 +98,6 @@ def test_the_same_program_goes_on_after_sigkill(data: Path, tmp_path: Path):
     assert_same_training(train(Pix2pixTrainer(tiny(data, tmp_path / "a")), 3), resumed)
 
 
-def test_a_signal_ends_the_update_and_the_run_goes_on_exactly(data: Path, tmp_path: Path):
-    whole = train(Pix2pixTrainer(tiny(data, tmp_path / "a")), 2)
-    config = tiny(data, tmp_path / "b")
-    trainer = Pix2pixTrainer(config)
-
-    def step(x: torch.Tensor, y: torch.Tensor, idx: int) -> None:
-        if idx == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        trainer.train_step(x, y, idx)
-
-    with pytest.raises(Interrupted) as caught:
-        trainer.train_paired(0, train_step=step)
-    assert caught.value.code == 143
-    resumed = Pix2pixTrainer(continued(config))
-    assert resumed._core.progress.update == 2
-    assert_same_training(whole, train(resumed, 2))
-
-
 def test_an_epoch_that_is_gone_on_with_does_not_start_again(data: Path, tmp_path: Path):
     config = every_update(data, tmp_path)
     killed_at(config, 1, 1)
@@ -191,17 +172,6 @@ def test_a_damaged_state_is_passed_over(
     assert "epoch2 is skipped" in caplog.text
 
 
-def test_another_learning_rate_is_refused_or_used(data: Path, tmp_path: Path):
-    config = tiny(data, tmp_path)
-    train(Pix2pixTrainer(config), 1).save_checkpoint()
-    config["train"]["generator"] |= {"learning_rate": {"initial": 0.125}}
-    with pytest.raises(ConfigurationError, match=r"lr: .* -> 0\.125"):
-        Pix2pixTrainer(continued(config))
-    again = continued(config)
-    again["train"]["load"]["accept_changes"] = True
-    assert Pix2pixTrainer(again).opt_gen.param_groups[0]["lr"] == 0.125
-
-
 def test_exported_networks_are_loaded_with_their_optimizers(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path)
     first = train(Pix2pixTrainer(config), 1)
@@ -246,30 +216,6 @@ def test_a_network_and_its_optimizer_are_loaded_both_or_not_at_all(data: Path, t
     assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
     trainer.load_checkpoint("D", other, torch.optim.Adam(other.parameters()))
     assert torch.equal(other.model[0].weight, trainer.disc.model[0].weight)
-
-
-def test_the_optimizer_named_after_a_network_is_loaded_with_it(data: Path, tmp_path: Path):
-    first = Named(tiny(data, tmp_path))
-    first.train_paired(0)
-    first.save_checkpoint()
-    second = Named(continued(tiny(data, tmp_path)))
-    second.load_checkpoint("net", second.net, second.net_optimizer)
-    assert second.net_optimizer.state_dict()["state"][0]["step"] == 3
-
-
-class Named(Trainer):
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.net = nn.Conv2d(3, 3, 1)
-        self.net_optimizer = self.build_optimizer(self.net)
-        self.train_loader = self.build_dataloader("train")
-
-    def on_epoch_start(self) -> None: ...
-
-    def train_step(self, x: torch.Tensor, y: torch.Tensor, idx: int) -> None:
-        self.update((self.net(x) - y).square().mean(), self.net_optimizer)
-
-    def on_epoch_end(self) -> None: ...
 
 
 class Counting(Trainer):

@@ -84,17 +84,11 @@ def test_hooks_given_to_a_call_replace_the_methods_for_that_call(data: Path, tmp
     assert [event[0] for event in trainer.events] == ["start", "step", "step", "step", "end"]
 
 
-@pytest.mark.parametrize("name", ["on_epoch_start", "train_step", "on_epoch_end"])
-def test_every_hook_must_be_overridden(data: Path, tmp_path: Path, name: str):
-    given = {
-        hook: lambda *args, **kw: None
-        for hook in ("on_epoch_start", "train_step", "on_epoch_end")
-        if hook != name
-    }
+def test_every_hook_must_be_overridden(data: Path, tmp_path: Path):
     trainer = Trainer(tiny(data, tmp_path))
     trainer.train_loader = trainer.build_dataloader("train")
-    with pytest.raises(NotImplementedError, match=f"must override {name}"):
-        trainer.train_paired(0, **given)
+    with pytest.raises(NotImplementedError, match="must override train_step"):
+        trainer.train_paired(0, on_epoch_start=lambda: None, on_epoch_end=lambda: None)
 
 
 class ByHand(Scaling):

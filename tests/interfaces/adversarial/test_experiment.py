@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loopwright.interfaces.adversarial import Pix2pixTrainer, Trainer
+from loopwright.interfaces.adversarial import Trainer
 from tests.mistakes import raises
 
 from .runs import continued, tiny
@@ -33,13 +33,6 @@ def test_without_counting_up_an_experiment_is_not_written_over(data: Path, tmp_p
         Trainer(config)
 
 
-def test_continuing_what_is_not_there_is_refused(data: Path, tmp_path: Path):
-    config = tiny(data, tmp_path)
-    Trainer(config)
-    with raises("no-experiment", "tiny_v9"):
-        Trainer(continued(config, version=9))
-
-
 def test_continuing_adds_a_numbered_copy_of_the_config(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path)
     Trainer(config)
@@ -49,9 +42,3 @@ def test_continuing_adds_a_numbered_copy_of_the_config(data: Path, tmp_path: Pat
         "train2_config.json",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["tiny_v1"]
-
-
-def test_a_mistake_in_the_config_uses_up_no_version(data: Path, tmp_path: Path):
-    with raises("no-images", "nothing/train"):
-        Pix2pixTrainer(tiny(tmp_path / "nothing", tmp_path / "runs"))
-    assert Pix2pixTrainer(tiny(data, tmp_path / "runs")).experiment_dir.name == "tiny_v1"

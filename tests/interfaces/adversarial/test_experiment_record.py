@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import Pix2pixTrainer
 from loopwright.run.reading import RunView
 
-from ...forked import run_forked
+from ...forked import call_forked
 from .runs import continued, tiny
 
 
@@ -60,55 +62,14 @@ def test_an_error_inside_an_epoch_is_what_ended_it(data: Path, tmp_path: Path) -
     )
 
 
-PROGRAM = """
-import atexit, os, sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from loopwright.interfaces.adversarial import Trainer
-
-class Plain(Trainer):
-    def __init__(self, name):
-        super().__init__({"common": {"device": "cpu", "experiment_name": name}})
-        self.net = nn.Linear(1, 1)
-        self.opt = self.build_optimizer(self.net)
-        self.train_loader = DataLoader(TensorDataset(torch.ones(2, 1), torch.ones(2, 1)), 1)
-    def on_epoch_start(self): pass
-    def train_step(self, x, y, idx): self.update((self.net(x) - y).square().mean(), self.opt)
-    def on_epoch_end(self): pass
-
-def run(name):
-    trainer = Plain(name)
-    trainer.train_paired(0)
-    if name == "damaged":
-        (trainer.experiment_dir / "run.json").write_text("{")
-    if name in ("failed", "damaged"):
-        raise ValueError("between epochs")
-    if name == "crashed":
-        os._exit(1)
-
-for name in ("finished", "failed", "crashed", "damaged"):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run(name)
-        except ValueError as error:
-            sys.last_value = error  # as the interpreter does, before it ends the program
+@pytest.mark.parametrize("state", ["finished", "crashed"])
+def test_a_program_that_ends_says_how(data: Path, tmp_path: Path, state: str) -> None:
+    def program() -> None:
+        Pix2pixTrainer(tiny(data, tmp_path)).train_paired(0)
+        if state == "crashed":
+            sys.last_value = ValueError("between epochs")  # as the interpreter does at the end
         atexit._run_exitfuncs()
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
 
-
-def test_a_program_that_ends_says_how(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    said = run_forked(script, tmp_path)
-    views = {
-        name: RunView(tmp_path / "runs" / f"{name}_v1")
-        for name in ("finished", "failed", "crashed")
-    }
-    assert {name: view.state for name, view in views.items()} == {name: name for name in views}
-    assert views["failed"].reason == "ValueError: between epochs"
-    assert "damaged_v1 could not be recorded" in said
-    assert "Traceback" not in said
+    ended = call_forked(program, tmp_path)
+    assert ended.code == 0, ended.err
+    assert RunView(tmp_path / "tiny_v1").state == state

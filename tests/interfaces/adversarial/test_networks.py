@@ -11,7 +11,6 @@ from loopwright.interfaces.adversarial import (
     ResidualUnetBlock,
     UnetGenerator,
 )
-from tests.mistakes import raises
 
 
 @pytest.mark.parametrize("block", ["UnetBlock", ResidualUnetBlock])
@@ -61,8 +60,3 @@ def test_the_discriminator_judges_patches_of_seventy_pixels():
     verdict[0, 0, 7, 7].backward()
     seen = image.grad[0].abs().sum(0).nonzero()
     assert (seen.amax(0) - seen.amin(0) + 1).tolist() == [70, 70]
-
-
-def test_an_unknown_kind_of_upsampling_is_refused():
-    with raises("upconv-type", "'Nearest'"):
-        UnetGenerator(16, features=2, n_downs=1, upconv_type="Nearest")

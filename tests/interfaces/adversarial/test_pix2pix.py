@@ -110,23 +110,6 @@ def test_each_network_has_a_scaler_of_its_own(data: Path, tmp_path: Path):
     assert trainer.g_scaler.get_scale() == 8192.0
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
-)
-def test_autocast_follows_the_device_and_the_precision(
-    data: Path, tmp_path: Path, precision: str, dtype: torch.dtype
-):
-    config = tiny(data, tmp_path)
-    config["common"]["precision"] = precision
-    trainer, seen = Pix2pixTrainer(config), []
-    trainer.disc.model[0].register_forward_hook(
-        lambda module, inputs, output: seen.append(output.dtype)
-    )
-    trainer.train_paired(0)
-    assert set(seen) == {dtype}
-    assert all(parameter.dtype == torch.float32 for parameter in trainer.gen.parameters())
-
-
 def test_the_learning_rate_is_constant_then_falls_and_is_never_zero_in_an_epoch(
     data: Path, tmp_path: Path
 ):

@@ -21,7 +21,7 @@ from loopwright.interfaces.adversarial import (
 )
 from tests.mistakes import raises
 
-from .runs import SIZE, tiny, train
+from .runs import SIZE, tiny
 
 
 def live(data: Path, output: Path, **options: Any) -> dict[str, Any]:
@@ -36,22 +36,22 @@ def live(data: Path, output: Path, **options: Any) -> dict[str, Any]:
 def test_pictures_and_curves_are_there_while_training_goes_on(
     data: Path, tmp_path: Path, multithreaded: bool
 ):
-    trainer, seen, curves = Pix2pixTrainer(live(data, tmp_path)), [], []
+    trainer, sizes = Pix2pixTrainer(live(data, tmp_path)), []
+    folder = trainer.experiment_dir / "live"
 
     def step(x, y, idx, **kw):
         trainer.train_step(x, y, idx)
         wait([trainer.vis._writing] if multithreaded else [])
-        folder = trainer.experiment_dir / "live"
         with Image.open(folder / "images.png") as image:
-            seen.append(image.size)
-        curves.append(json.loads((folder / "losses.json").read_text()))
+            sizes.append(image.size)
 
     trainer.train_paired(0, train_step=step, multithreaded=multithreaded)
-    assert seen == [(3 * 32, 32)] * 3
-    assert [x for x, _ in curves[-1]["G_L1"]] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert sizes == [(3 * 32, 32)] * 3
+    curves = json.loads((folder / "losses.json").read_text())
+    assert [x for x, _ in curves["G_L1"]] == pytest.approx([1 / 3, 2 / 3, 1])
     recorded = trainer._core.history.steps["G_L1"]
-    assert [y for _, y in curves[-1]["G_L1"]] == pytest.approx(list(recorded))
-    assert set(curves[-1]) == {"G_GAN", "G_L1", "D_real", "D_fake"}
+    assert [y for _, y in curves["G_L1"]] == pytest.approx(list(recorded))
+    assert set(curves) == {"G_GAN", "G_L1", "D_real", "D_fake"}
 
 
 def test_an_error_in_the_thread_ends_the_training(data: Path, tmp_path: Path):
@@ -60,14 +60,6 @@ def test_an_error_in_the_thread_ends_the_training(data: Path, tmp_path: Path):
     with pytest.raises(FileExistsError):
         trainer.train_paired(0)
     assert not any(thread.name.startswith("loopwright-live") for thread in threading.enumerate())
-
-
-def test_showing_does_not_change_the_training(data: Path, tmp_path: Path):
-    shown, plain = (train(Pix2pixTrainer(make(data, tmp_path)), 2) for make in (live, tiny))
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(shown.gen.parameters(), plain.gen.parameters(), strict=True)
-    )
 
 
 def test_examples_are_triplets_of_the_validation_images(data: Path, tmp_path: Path):

@@ -16,7 +16,7 @@ from .pix2pix import (
     UnetGenerator,
     pix2pix,
 )
-from .tester import ExportError, ONNXConverter, Tester, TestResult, export_onnx
+from .tester import ExportError, ONNXConverter, Tester, TestResult
 from .trainer import Trainer
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "Trainer",
     "UnetBlock",
     "UnetGenerator",
-    "export_onnx",
     "load_config",
     "pix2pix",
     "read_loss_log",

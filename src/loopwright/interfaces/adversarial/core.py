@@ -298,7 +298,7 @@ class AdversarialCore(InterfaceCore):
 
     def continue_from(self, checkpoint: Checkpoint) -> int:
         """Take the complete state of a run; the number of epochs that it had behind it."""
-        epochs = epochs_behind(checkpoint)
+        epochs = epochs_behind(checkpoint.path, checkpoint.tree)
         self.adopt()
         self._setup_training()
         continue_from(

@@ -6,19 +6,18 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import re
-import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ...callbacks.checkpoints import Checkpoints
 from ...callbacks.recorder import RunRecorder
-from ...checkpoint import Checkpoint, read_checkpoint
+from ...checkpoint import read_checkpoint
 from ...checkpoint.inspect import CheckpointInfo, look_into
 from ...checkpoint.manifest import VersionError, local_path
 from ...checkpoint.migrations import entry_at
@@ -47,27 +46,26 @@ def directory_of(config: AdversarialConfig) -> Path:
     return folder / f"{common.experiment_name}_v{common.experiment_version}"
 
 
-def choose_directory(config: AdversarialConfig) -> tuple[Path, bool]:
-    """The directory that a config asks for, and whether the run in it is to be continued.
-
-    A new experiment gets a directory of its own, and the config's version becomes that of the
-    directory.
-    """
+def choose_directory(config: AdversarialConfig) -> tuple[int, bool]:
+    """The version of the experiment that a config asks for, with a directory, and whether the run
+    in it is to be continued."""
     choice = config.train.load.continue_train
+    first = config.common.experiment_version
     wanted = directory_of(config)
     if choice and wanted.is_dir():
         has_state = bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
-        return wanted, choice is True or has_state
+        return first, choice is True or has_state
     if choice is True:
         raise ConfigurationError(
             "no-experiment",
             f"train.load.continue_train is true, but there is no experiment {wanted}. Set "
             "common.experiment_version, or continue_train to false.",
         )
-    while True:
+    for version in count(first):
+        directory = wanted.with_name(f"{config.common.experiment_name}_v{version}")
         try:
-            wanted.mkdir(parents=True)
-            return wanted, False
+            directory.mkdir(parents=True)
+            break
         except FileExistsError:
             if not config.save.auto_increment_version:
                 raise ConfigurationError(
@@ -76,30 +74,22 @@ def choose_directory(config: AdversarialConfig) -> tuple[Path, bool]:
                     "true for the next version, train.load.continue_train to true to continue it, "
                     "or choose another name.",
                 ) from None
-            config.common.experiment_version += 1
-            wanted = directory_of(config)
-
-
-def discard_unused(directory: Path) -> None:
-    """Remove the directory of an experiment that never began: no version is used up by a mistake
-    in the config."""
-    files = [path for path in directory.rglob("*") if not path.is_dir()]
-    if files == [directory / "train1_config.json"]:
-        shutil.rmtree(directory)
+    return version, False
 
 
 # Saved states
 
 
-def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
+def find_state(directory: Path, epoch: int | str) -> Path | None:
     """The complete state after an epoch, or the "latest" that is sound; None where there is
     none."""
     if epoch != "latest":
         path = directory / EPOCHS / f"epoch{epoch}"
-        return read_checkpoint(path) if path.is_dir() else None
+        return path if path.is_dir() else None
     for entry in reversed(_resumable(directory)):
         try:
-            return read_checkpoint(entry.path)
+            read_checkpoint(entry.path)
+            return entry.path
         except VersionError:  # sound, and going back to an older one would undo what it holds
             raise
         except CheckpointError as error:
@@ -115,11 +105,10 @@ def _resumable(directory: Path) -> list[CheckpointInfo]:
     return sorted(own, key=lambda entry: entry.order[1])
 
 
-def epochs_behind(checkpoint: Checkpoint) -> int:
+def epochs_behind(path: Path, tree: Mapping[str, Any]) -> int:
     """The number of epochs that a complete state has behind it; the one it is inside of does not
     count."""
-    tree = checkpoint.tree
-    source = str(checkpoint.path)
+    source = str(path)
     epoch: int = entry_at(tree, ("callbacks", "InterfaceState", "epoch"), source) or 0
     return max(epoch - 1, 0) if entry_at(tree, ("progress", "epoch_step"), source) else epoch
 
@@ -153,24 +142,24 @@ def load_network(
     exported = directory / f"epoch{number}_net{kind}"
     if not exported.exists():
         exported = exported.with_name(f"{exported.name}.pth.tar")
-    whole = None
-    if epoch == "latest" or not exported.is_dir():
-        whole = read_state(directory, epoch)
-    models = {} if whole is None else whole.tree["models"]
-    name = next((name for name in (KINDS.get(kind, kind), *names) if name in models), None)
+    whole = None if epoch != "latest" and exported.is_dir() else find_state(directory, epoch)
+    tree = {} if whole is None else read_checkpoint(whole).tree
+    name = next(
+        (name for name in (KINDS.get(kind, kind), *names) if name in tree.get("models", ())), None
+    )
     if whole is not None and name is not None:
-        source = whole.path
-        number = epochs_behind(whole)
-        weights = models[name]
+        source = whole
+        number = epochs_behind(whole, tree)
+        weights = tree["models"][name]
         # the optimizer that is named after the network, as opt_gen is after gen
-        states = whole.tree["optimizers"]
-        own = [key for key in states if name in key.split("_")]
-        state = states[own[0]] if len(own) == 1 else None
+        own = [state for key, state in tree["optimizers"].items() if name in key.split("_")]
+        state = own[0] if len(own) == 1 else None
     elif exported.exists():
         source = exported
         parts = read_parts(exported)
-        weights = parts.models[kind if exported.is_dir() else "model"]
-        state = parts.optimizers.get(kind if exported.is_dir() else "optimizer")
+        is_ours = exported.is_dir()
+        weights = parts.models[kind if is_ours else "model"]
+        state = parts.optimizers.get(kind if is_ours else "optimizer")
     else:
         raise nothing_saved(directory, f"network {kind!r}", epoch)
     problems = compare_model(network, weights)
@@ -184,9 +173,9 @@ def load_network(
 
 
 def _newest(directory: Path, kind: str) -> int | None:
-    name = re.compile(rf"epoch(\d+)_net{re.escape(kind)}(?:\.pth\.tar)?")
-    found = [name.fullmatch(path.name) for path in directory.glob("epoch*")]
-    return max((int(match[1]) for match in found if match), default=None)
+    found = [path.name.removesuffix(".pth.tar") for path in directory.glob(f"epoch*_net{kind}*")]
+    numbers = [name.removeprefix("epoch").removesuffix(f"_net{kind}") for name in found]
+    return max((int(number) for number in numbers if number.isdigit()), default=None)
 
 
 # The experiment as one run
@@ -222,29 +211,20 @@ class ExperimentRun(RunDirectory):
         """Note that an epoch is over; the lock is held until the end of the experiment."""
         self._is_busy = False
 
-    def finish(self, state: State = "finished", reason: str | None = None) -> None:
-        """Note how the experiment ended, unless that was noted when it happened, and release the
-        lock."""
+    def finish(self) -> None:
+        """Note that the experiment is over, unless another end was noted, and release the lock."""
         is_own = self.is_locked  # not in a fork of the process that trains
         if is_own and self.has_run and RunManifest.read(self.manifest_path).state == "running":
-            update_manifest(self.manifest_path, state=state, reason=reason)
+            update_manifest(self.manifest_path, state="finished", reason=None)
         super().unlock()
         atexit.unregister(self._finish_at_exit)
         if self._open.get(self._key) is self:
             del self._open[self._key]
 
     def _finish_at_exit(self) -> None:
-        # what ends the program, if anything
-        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        try:
-            if error is None:
-                self.finish()
-            elif isinstance(error, KeyboardInterrupt):
-                self.finish("interrupted", "SIGINT")
-            else:
-                self.finish("failed", f"{type(error).__name__}: {error}")
-        except (CheckpointError, OSError) as problem:  # the program has its own error to show
-            logger.warning("The end of %s could not be recorded: %s", self.path, problem)
+        """Finish, unless an exception ends the program: then the run is one that has crashed."""
+        if getattr(sys, "last_value", None) is None:
+            self.finish()
 
 
 def recorded_progress(directory: RunDirectory) -> Progress | None:

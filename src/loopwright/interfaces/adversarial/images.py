@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -52,145 +52,141 @@ def write_image(path: Path, image: Tensor) -> None:
         staging.write_bytes(encode_png(pixels))
 
 
+def write_triplet(folder: Path, begin: str, images: Iterable[Tensor]) -> list[Path]:
+    """Write input, output and target to files whose names begin like that; return the paths."""
+    paths = [folder / f"{begin}_{part}.png" for part in PARTS]
+    for path, image in zip(paths, images, strict=True):
+        write_image(path, image)
+    return paths
+
+
 # Augmentation
 
 
-def _kornia() -> Any:
+def _kornia(name: str, chance: float, *args: Any, **options: Any) -> list[Change]:
+    """One of kornia's augmentations; none without a chance."""
+    if not chance:
+        return []
     try:
-        import kornia.augmentation
+        import kornia.augmentation as augmentations
     except ImportError as error:
         raise MissingExtraError(
             "no-kornia", "Augmentation needs kornia: pip install 'loopwright[images]'."
         ) from error
-    return kornia.augmentation
+    return [getattr(augmentations, name)(*args, p=chance, keepdim=True, **options)]
 
 
-def pair_changes(settings: PairAugmentation, size: int, num_channels: int = 3) -> list[Change]:
+def _sometimes(chance: float, change: Change) -> list[Change]:
+    """A change that is made with this chance; none without a chance."""
+    if not chance:
+        return []
+    return [lambda image: change(image) if torch.rand(()).item() < chance else image]
+
+
+def pair_changes(s: PairAugmentation, size: int, num_channels: int = 3) -> list[Change]:
     """What is done to both images, in this order; only what has a chance to happen.
 
     It is done to one picture that has the channels of both, so they cannot get out of step.
     """
-    s = settings
-    changes = list[Change]()
-    if s.h_flip_chance:
-        changes.append(_kornia().RandomHorizontalFlip(p=s.h_flip_chance, keepdim=True))
-    if s.v_flip_chance:
-        changes.append(_kornia().RandomVerticalFlip(p=s.v_flip_chance, keepdim=True))
-    if s.rot90_chance:
-        changes.append(_kornia().RandomRotation90((1, 3), p=s.rot90_chance, keepdim=True))
-    if s.colorjitter_chance:
-        changes.append(color_jitter(s, num_channels))
-    if s.elastic_transform_chance:
-        kernel = min(63, size - 1 + size % 2)  # odd, and no larger than the image
-        changes.append(
-            _kornia().RandomElasticTransform(
-                kernel_size=(kernel, kernel),
-                sigma=(s.elastic_transform_sigma, s.elastic_transform_sigma),
-                alpha=(s.elastic_transform_alpha, s.elastic_transform_alpha),
-                padding_mode="reflection",
-                p=s.elastic_transform_chance,
-                keepdim=True,
-            )
-        )
-    if s.optical_distortion_chance:
-        changes.append(_sometimes(s.optical_distortion_chance, lambda image: _distorted(image, s)))
-    if s.coarse_dropout_chance:
-        changes.append(_sometimes(s.coarse_dropout_chance, lambda image: _with_holes(image, s)))
-    return changes
+    kernel = min(63, size - 1 + size % 2)  # odd, and no larger than the image
+    sigma = s.elastic_transform_sigma
+    alpha = s.elastic_transform_alpha
+    return [
+        *_kornia("RandomHorizontalFlip", s.h_flip_chance),
+        *_kornia("RandomVerticalFlip", s.v_flip_chance),
+        *_kornia("RandomRotation90", s.rot90_chance, (1, 3)),
+        *color_jitter(s, num_channels),
+        *_kornia(
+            "RandomElasticTransform",
+            s.elastic_transform_chance,
+            (kernel, kernel),
+            (sigma, sigma),
+            (alpha, alpha),
+            padding_mode="reflection",
+        ),
+        *_sometimes(s.optical_distortion_chance, lambda image: _distorted(image, s)),
+        *_sometimes(s.coarse_dropout_chance, lambda image: _with_holes(image, s)),
+    ]
 
 
-def image_changes(settings: ImageAugmentation, num_channels: int = 3) -> list[Change]:
+def image_changes(s: ImageAugmentation, num_channels: int = 3) -> list[Change]:
     """What is done to one image, in this order; only what has a chance to happen."""
-    s = settings
-    changes = list[Change]()
-    if s.colorjitter_chance:
-        changes.append(color_jitter(s, num_channels))
-    if s.gaussnoise_chance:
-        changes.append(_sometimes(s.gaussnoise_chance, lambda image: _with_noise(image, s)))
-    if s.motionblur_chance:
-        kernel = (3, s.motionblur_limit)
-        blur = _kornia().RandomMotionBlur
-        changes.append(blur(kernel, (0.0, 360.0), (-1.0, 1.0), p=s.motionblur_chance, keepdim=True))
-    if s.randgamma_chance:
-        gamma = (s.randgamma_min / 100, s.randgamma_max / 100)
-        changes.append(_kornia().RandomGamma(gamma, p=s.randgamma_chance, keepdim=True))
-    if s.grayscale_chance and num_channels == 3:
+    changes = [
+        *color_jitter(s, num_channels),
+        *_sometimes(s.gaussnoise_chance, lambda image: _with_noise(image, s)),
+        *_kornia(
+            "RandomMotionBlur",
+            s.motionblur_chance,
+            (3, s.motionblur_limit),
+            (0.0, 360.0),
+            (-1.0, 1.0),
+        ),
+        *_kornia("RandomGamma", s.randgamma_chance, (s.randgamma_min / 100, s.randgamma_max / 100)),
+    ]
+    if num_channels == 3:  # a grey image has no colours to change
         weights = torch.full((3,), 1 / 3) if s.grayscale_method == "average" else None
-        changes.append(_kornia().RandomGrayscale(weights, p=s.grayscale_chance, keepdim=True))
-    if s.compression_chance and num_channels == 3:
         quality = (float(s.compression_quality_min), float(s.compression_quality_max))
-        changes.append(_kornia().RandomJPEG(quality, p=s.compression_chance, keepdim=True))
+        changes += _kornia("RandomGrayscale", s.grayscale_chance, weights)
+        changes += _kornia("RandomJPEG", s.compression_chance, quality)
     return changes
 
 
-def color_jitter(settings: ColorJitter, num_channels: int) -> Change:
+def color_jitter(s: ColorJitter, num_channels: int) -> list[Change]:
     """Kornia's, with the ranges of a config; the same for all images whose channels are in one
     picture."""
-    s = settings
+    if not s.colorjitter_chance:
+        return []
     ranges = {
         "brightness": (s.colorjitter_min_brightness, s.colorjitter_max_brightness),
         "contrast": (s.colorjitter_min_contrast, s.colorjitter_max_contrast),
     }
-    if num_channels == 3:  # a grey image has no colours to change
+    if num_channels == 3:
         ranges["saturation"] = (s.colorjitter_min_saturation, s.colorjitter_max_saturation)
         ranges["hue"] = (s.colorjitter_min_hue, s.colorjitter_max_hue)
-    jitter = _kornia().ColorJitter(**ranges, p=s.colorjitter_chance, same_on_batch=True)
+    (jitter,) = _kornia("ColorJitter", s.colorjitter_chance, same_on_batch=True, **ranges)
 
     def change(picture: Tensor) -> Tensor:
         images = picture.reshape(-1, num_channels, *picture.shape[1:])
-        changed: Tensor = jitter(images)
-        return changed.reshape(picture.shape)
+        return jitter(images).reshape(picture.shape)
 
-    return change
-
-
-def _sometimes(chance: float, change: Change) -> Change:
-    return lambda image: change(image) if torch.rand(()).item() < chance else image
+    return [change]
 
 
 def _uniform(low: float, high: float) -> float:
     return low + (high - low) * torch.rand(()).item()
 
 
-def _with_noise(image: Tensor, settings: ImageAugmentation) -> Tensor:
-    return image + torch.randn_like(image) * _uniform(
-        settings.gaussnoise_min, settings.gaussnoise_max
-    )
+def _with_noise(image: Tensor, s: ImageAugmentation) -> Tensor:
+    return image + torch.randn_like(image) * _uniform(s.gaussnoise_min, s.gaussnoise_max)
 
 
-def _distorted(image: Tensor, settings: PairAugmentation) -> Tensor:
+def _distorted(image: Tensor, s: PairAugmentation) -> Tensor:
     """The image through a lens: pixels are taken from further out or in, the more so the further
     out they are."""
-    strength = _uniform(settings.optical_distortion_min, settings.optical_distortion_max)
+    strength = _uniform(s.optical_distortion_min, s.optical_distortion_max)
     height, width = image.shape[1:]
-    down, across = torch.meshgrid(
-        torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij"
-    )
-    radius = (down.square() + across.square()).sqrt().clamp(min=1e-6)
-    bent = torch.atan(radius) if settings.optical_distortion_mode == "fisheye" else radius
-    bent = bent * (1 + strength * bent.square() + strength * bent.pow(4))
-    grid = torch.stack([across, down], dim=-1) * (bent / radius).unsqueeze(-1)
-    bent_image = F.grid_sample(
-        image.unsqueeze(0), grid.unsqueeze(0), padding_mode="reflection", align_corners=True
-    )
-    return bent_image.squeeze(0)
+    down = torch.linspace(-1, 1, height).unsqueeze(1).expand(height, width)
+    across = torch.linspace(-1, 1, width).expand(height, width)
+    radius = torch.hypot(down, across).clamp(min=1e-6)
+    bent = torch.atan(radius) if s.optical_distortion_mode == "fisheye" else radius
+    factor = bent * (1 + strength * (bent**2 + bent**4)) / radius
+    grid = torch.stack([across * factor, down * factor], dim=-1)
+    return F.grid_sample(image[None], grid[None], padding_mode="reflection", align_corners=True)[0]
 
 
-def _with_holes(image: Tensor, settings: PairAugmentation) -> Tensor:
-    s = settings
-    height, width = image.shape[1:]
+def _with_holes(image: Tensor, s: PairAugmentation) -> Tensor:
     image = image.clone()
     for _ in range(round(_uniform(s.coarse_dropout_holes_min, s.coarse_dropout_holes_max))):
-        tall = max(
-            1, round(height * _uniform(s.coarse_dropout_height_min, s.coarse_dropout_height_max))
-        )
-        wide = max(
-            1, round(width * _uniform(s.coarse_dropout_width_min, s.coarse_dropout_width_max))
-        )
-        top = round(_uniform(0, height - tall))
-        left = round(_uniform(0, width - wide))
-        image[:, top : top + tall, left : left + wide] = 0
+        rows = _hole(image.shape[1], s.coarse_dropout_height_min, s.coarse_dropout_height_max)
+        columns = _hole(image.shape[2], s.coarse_dropout_width_min, s.coarse_dropout_width_max)
+        image[:, rows, columns] = 0
     return image
+
+
+def _hole(length: int, smallest: float, largest: float) -> slice:
+    size = max(1, round(length * _uniform(smallest, largest)))
+    start = round(_uniform(0, length - size))
+    return slice(start, start + size)
 
 
 # Pairs
@@ -226,13 +222,13 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
                 f"dataloader.load.load_size ({self.load_size}).",
             )
         # what is done to both images, to the input and to the target
-        self.changes: tuple[list[Change], list[Change], list[Change]] = ([], [], [])
+        self.changes: tuple[list[Change], ...] = ([], [], [])
         if self.is_train:
-            augmentations = settings.augmentations
+            given = settings.augmentations
             self.changes = (
-                pair_changes(augmentations.both, self.crop_size, self.num_channels),
-                image_changes(augmentations.input, self.num_channels),
-                image_changes(augmentations.target, self.num_channels),
+                pair_changes(given.both, self.crop_size, self.num_channels),
+                image_changes(given.input, self.num_channels),
+                image_changes(given.target, self.num_channels),
             )
         files = self.root.iterdir() if self.root.is_dir() else ()
         self.list_files = sorted(path for path in files if path.suffix.lower() in SUFFIXES)
@@ -250,9 +246,8 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         size = self.load_size
         image = read_image(self.list_files[index], (2 * size, size), self.num_channels)
-        halves = [image[:, :, size:], image[:, :, :size]]
-        if not self.is_reversed:
-            halves.reverse()
+        left, right = image.chunk(2, dim=2)
+        halves = [right, left] if self.is_reversed else [left, right]
         both = _applied(self.changes[0], self._cropped(torch.cat(halves)).float() / 255)
         first, second = both.chunk(2)
         first = _applied(self.changes[1], first).clamp(0, 1)
@@ -262,10 +257,8 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
     def _cropped(self, picture: Tensor) -> Tensor:
         """A part of it: anywhere for training, the middle otherwise."""
         room = self.load_size - self.crop_size
-        if room == 0:
-            return picture
         top = left = room // 2
-        if self.is_train:
+        if self.is_train and room:
             top, left = torch.randint(room + 1, (2,)).tolist()
         return picture[:, top : top + self.crop_size, left : left + self.crop_size]
 
@@ -283,8 +276,9 @@ class LiveView:
     """Takes the calls of the published program to its Visdom client: the newest triplet and the
     loss curves are files in the experiment's folder `live`.
 
-    Training does not wait for the thread, if one was started; an error in it is raised at the next
-    call or when it is stopped. Without a directory nothing is written.
+    Training does not wait for the thread, if one was started: what comes while it writes is written
+    with what comes next, or at the end. An error in it is raised there. Without a directory nothing
+    is written.
     """
 
     def __init__(self, directory: Path | None, image_size: int) -> None:
@@ -292,7 +286,6 @@ class LiveView:
         self.image_size = image_size
         self.points: dict[str, list[tuple[float, float]]] = {}
         self._images: list[Tensor] = []
-        self._is_written = True  # the newest there is
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
@@ -300,8 +293,8 @@ class LiveView:
         self, x: Tensor, y: Tensor, z: Tensor, title: str = "", image_size: int | None = None
     ) -> None:
         """Show the first image of three batches side by side."""
+        self.image_size = image_size or self.image_size
         if self.directory is not None:
-            self.image_size = image_size or self.image_size
             self._images = [batch[0].detach().to("cpu", copy=True) for batch in (x, y, z)]
             self._write()
 
@@ -314,8 +307,7 @@ class LiveView:
         """Add a point at `graph_step`, in epochs, to the curve of each loss."""
         for name, value in (*losses_G.items(), *losses_D.items()):
             self.points.setdefault(name, []).append((float(graph_step), float(value)))
-        if self.directory is not None:
-            self._write()
+        self._write()
 
     def clear_env(self) -> None:
         """Delete the curves."""
@@ -326,35 +318,30 @@ class LiveView:
         self._thread = self._thread or ThreadPoolExecutor(1, "loopwright-live")
 
     def stop_thread(self) -> None:
-        """End the thread when everything is written, or raise what went wrong."""
+        """End the thread, and write what it has not."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
-            self._check()
-
-    def _check(self) -> None:
-        """Raise what went wrong in the thread."""
-        if self._writing is not None and self._writing.done():
-            self._writing.result()
+            self._write()
 
     def _write(self) -> None:
-        self._is_written = False
+        if self._writing is not None and self._writing.done():
+            writing = self._writing
+            self._writing = None
+            writing.result()
         if self._thread is None:
             self._write_files()
-        else:
-            self._check()
+        elif self._writing is None:
             self._writing = self._thread.submit(self._write_files)
 
     def _write_files(self) -> None:
-        if self._is_written or self.directory is None:
-            return  # written in the place of an older one
-        self._is_written = True
-        images = self._images
-        points = {name: list(line) for name, line in dict(self.points).items()}
-        if images:
-            picture = torch.cat(images, dim=2)
-            scale = max(1, self.image_size // images[0].shape[-1])
+        if self.directory is None or not (self._images or self.points):
+            return
+        if self._images:
+            picture = torch.cat(self._images, dim=2)
+            scale = max(1, self.image_size // picture.shape[1])
             picture = picture.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
             write_image(self.directory / "images.png", picture)
+        points = {name: list(line) for name, line in dict(self.points).items()}
         with staged_file(self.directory / "losses.json") as staging:
             staging.write_text(json.dumps(points))

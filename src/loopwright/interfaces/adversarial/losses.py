@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any, TypeAlias
 
 import torch
@@ -63,7 +62,7 @@ class EpochSchedule:
             return self.target_value
         done = (epoch - self.start_epoch) / (self.end_epoch - self.start_epoch)
         curve = CURVES[self.schedule]
-        return float(curve(self.initial_value, self.target_value, done, **weight_kwargs))
+        return curve(self.initial_value, self.target_value, done, **weight_kwargs)
 
 
 def _exponential(first: float, last: float, done: float, epsilon: float = 1e-9) -> float:
@@ -74,7 +73,7 @@ def _exponential(first: float, last: float, done: float, epsilon: float = 1e-9) 
     return first * math.pow(last / first, done)
 
 
-CURVES: dict[str, Callable[..., float]] = {
+CURVES: dict[str, ScheduleFunction] = {
     "linear": lambda first, last, done: first + (last - first) * done,
     "cosine": lambda first, last, done: last + (first - last) * (1 + math.cos(math.pi * done)) / 2,
     "exponential": _exponential,
@@ -102,28 +101,23 @@ class TorchScheduler(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, schedule: EpochSchedule | None = None) -> None:
-        self.schedule = EpochSchedule() if schedule is None else schedule
+        self.schedule = schedule or EpochSchedule()
         super().__init__(optimizer)
 
-    def rates(self) -> list[float]:
+    def get_lr(self) -> list[Any]:
         """Return the learning rate of each group in the next epoch."""
         factor = Scheduler(self.schedule).eval_schedule(self.last_epoch)
         return [float(rate) * factor for rate in self.base_lrs]
 
-    def get_lr(self) -> Any:
-        """Return (the rate of the last epoch, that of the next one)."""
-        return self._old_lr, self._last_lr[0]
-
     def step(self, epoch: int | None = None) -> None:
-        """Go to the next epoch."""
+        """Go to the next epoch, also where a scaler skipped every step of the optimizer."""
+        self._step_count += 1
         self.go_to(self.last_epoch + 1)
 
     def go_to(self, epoch: int) -> None:
         """Set the rates of the epoch after this number of epochs."""
         self.last_epoch = epoch
-        self._step_count = epoch + 1
-        self._old_lr = self.optimizer.param_groups[0]["lr"]
-        self._last_lr = list(self.rates())
+        self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
 
@@ -139,7 +133,7 @@ class TorchScheduler(LRScheduler):
 class ScheduledRate(TorchScheduler):
     """Sets an optimizer's learning rate to the schedule's value for the epoch that comes next."""
 
-    def rates(self) -> list[float]:
+    def get_lr(self) -> list[Any]:
         return [self.schedule.value(self.last_epoch + 1) for _ in self.optimizer.param_groups]
 
 
@@ -156,17 +150,6 @@ def read_loss_log(directory: str | Path) -> dict[str, dict[str, list[float]]]:
             kept["losses"] += losses
             kept["weights"] += line["weights"][name]
     return result
-
-
-def write_line(path: Path, position: int, line: bytes) -> int:
-    """Write a line at a position of a file, drop what came after it, and return where it ends."""
-    path.touch()
-    with path.open("r+b") as file:
-        file.seek(0, 2)
-        file.seek(min(position, file.tell()))  # the file may have been removed or shortened
-        file.write(line)
-        file.truncate()
-        return file.tell()
 
 
 @dataclass(slots=True)
@@ -201,10 +184,10 @@ class LossManager:
 
     `epoch` is the one under way, counted from 1; schedules of weights go by it. With
     `enable_logging`, values are kept and added to `loss_log.jsonl` in the experiment's directory by
-    `update_loss_log`, or when `history_buffer_size` of them have come together; without it, only
-    the last of each is kept. Each line of the log has an epoch and, by name, the losses and the
-    weights in them. `log_position` is where the next line goes; a run that is continued from an
-    earlier state sets it back, and what came after that state is replaced when it writes.
+    `update_loss_log`; without it, only the last of each is kept. Each line of the log has an epoch
+    and, by name, the losses and the weights in them. `log_position` is where the next line goes; a
+    run that is continued from an earlier state sets it back, and what came after that state is
+    replaced when it writes.
 
     Where several processes train (`is_shared`), values of the first one's part of a batch are what
     it prints, while histories and the log get the means over whole batches, as they become known at
@@ -216,11 +199,9 @@ class LossManager:
         config: Any = None,
         experiment_dir: str | Path | None = None,
         enable_logging: bool = True,
-        history_buffer_size: int = 50_000,
     ) -> None:
         self.config = config
         self.enable_logging = enable_logging
-        self.history_buffer_size = history_buffer_size
         self.log_path: Path | None = None
         self.log_position = 0
         if experiment_dir is not None:
@@ -257,8 +238,9 @@ class LossManager:
                 f"A loss {loss_name!r} is already registered: choose another name.",
             )
         function = loss_fn.to(self.device) if isinstance(loss_fn, nn.Module) else loss_fn
-        names = [tags] if isinstance(tags, str) else list(tags or ())
-        self.loss_fns[loss_name] = LMLoss(loss_name, function, loss_weight, schedule, names)
+        self.loss_fns[loss_name] = LMLoss(
+            loss_name, function, loss_weight, schedule, list(tags or ())
+        )
 
     # Computing
 
@@ -294,7 +276,6 @@ class LossManager:
         for name in values.keys() & self.loss_fns.keys():
             loss = self.loss_fns[name]
             self._add(loss, values[name], loss.weight(self.epoch))
-        self._write_if_full()
 
     def _settle(self) -> None:
         """Read pending values from the device into the histories, all of them at once."""
@@ -304,18 +285,12 @@ class LossManager:
         for (loss, _, weight), value in zip(self._pending, values, strict=True):
             self._add(loss, value, weight)
         self._pending = []
-        self._write_if_full()
 
     def _add(self, loss: LMLoss, value: float, weight: float) -> None:
         if not self.enable_logging:
             loss.history = LMHistory()
         loss.history.losses.append(value)
         loss.history.weights.append(weight)
-
-    def _write_if_full(self) -> None:
-        longest = max((len(loss.history.losses) for loss in self.loss_fns.values()), default=0)
-        if longest >= self.history_buffer_size:
-            self._write_log()
 
     # Asking
 
@@ -324,14 +299,15 @@ class LossManager:
         `strip`."""
         self._settle()
         found = self._found(query)
-        if not strip:
-            return found
-        return {name: replace(loss, history=LMHistory()) for name, loss in found.items()}
+        if strip:
+            found = {name: replace(loss, history=LMHistory()) for name, loss in found.items()}
+        return found
 
     def get_loss_values(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
         """Return the last value of each loss, all or those with one of the tags."""
         tensors = self.get_loss_tensors(query)
-        return {n: _rounded(t.float().mean().item(), precision) for n, t in tensors.items()}
+        values = {name: tensor.float().mean().item() for name, tensor in tensors.items()}
+        return _rounded(values, precision)
 
     def get_loss_tensors(self, query: Query = None) -> dict[str, Tensor]:
         """Return the last tensor of each loss, times its weight; zero before the first."""
@@ -342,8 +318,8 @@ class LossManager:
 
     def get_loss_weights(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
         """Return the weight of each loss in this epoch."""
-        found = self._found(query)
-        return {n: _rounded(loss.weight(self.epoch), precision) for n, loss in found.items()}
+        weights = {name: loss.weight(self.epoch) for name, loss in self._found(query).items()}
+        return _rounded(weights, precision)
 
     def _found(self, query: Query) -> dict[str, LMLoss]:
         if query is None:
@@ -357,30 +333,25 @@ class LossManager:
         epoch: int,
         iter: int,  # noqa: A002  (its published name)
         precision: int = 2,
-        capture: bool = False,
-    ) -> str | None:
-        """Print the last values; with `capture`, return the line instead."""
-        values = _in_a_row(self.get_loss_values(precision=precision))
-        line = f"(epoch: {epoch}, iters: {iter}) Loss: {values}"
-        return print_or_return(line, capture, self.is_quiet)
+    ) -> None:
+        """Print the last values."""
+        values = self.get_loss_values(precision=precision)
+        self._print(f"(epoch: {epoch}, iters: {iter}) Loss", values)
 
-    def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
-        """Print the weights of this epoch; with `capture`, return the line instead."""
-        weights = _in_a_row(self.get_loss_weights(precision=precision))
-        return print_or_return(f"Loss weights: {weights}", capture, self.is_quiet)
+    def print_weights(self, precision: int = 2) -> None:
+        """Print the weights of this epoch."""
+        self._print("Loss weights", self.get_loss_weights(precision=precision))
 
-    def update_loss_log(self, silent: bool = True, capture: bool = False) -> str | None:
-        """Write the losses since the last call to the log; unless `silent`, print how long that
-        took."""
-        started = perf_counter()
+    def _print(self, title: str, values: Mapping[str, float]) -> None:
+        if not self.is_quiet:
+            row = " ".join(f"{name}: {value}" for name, value in values.items())
+            print(f"{title}: {row}", flush=True)
+
+    def update_loss_log(self, silent: bool = True) -> None:
+        """Write the losses since the last call to the log; unless `silent`, say so."""
+        if not silent and not self.is_quiet:
+            print("Loss log updated", flush=True)
         self._settle()
-        self._write_log()
-        if silent:
-            return None
-        line = f"Loss log updated in {perf_counter() - started:.3f} s"
-        return print_or_return(line, capture, self.is_quiet)
-
-    def _write_log(self) -> None:
         histories = {n: loss.history for n, loss in self.loss_fns.items() if loss.history.losses}
         if self.log_path is None or not self.enable_logging or not histories:
             return
@@ -389,8 +360,13 @@ class LossManager:
             "losses": {name: history.losses for name, history in histories.items()},
             "weights": {name: history.weights for name, history in histories.items()},
         }
-        line = json.dumps(entry).encode() + b"\n"
-        self.log_position = write_line(self.log_path, self.log_position, line)
+        self.log_path.touch()
+        with self.log_path.open("r+b") as file:
+            end = file.seek(0, 2)
+            file.seek(min(self.log_position, end))  # the file may have been removed or shortened
+            file.write(json.dumps(entry).encode() + b"\n")
+            file.truncate()
+            self.log_position = file.tell()
         for loss in self.loss_fns.values():
             loss.history = LMHistory()
 
@@ -412,18 +388,7 @@ class LossManager:
             self.log_position = state["log"]
 
 
-def print_or_return(text: str, capture: bool, is_quiet: bool) -> str | None:
-    """The text, if it is to be captured; otherwise it is printed, unless this process is quiet."""
-    if capture:
-        return text
-    if not is_quiet:
-        print(text, flush=True)
-    return None
-
-
-def _rounded(value: float, precision: int | None) -> float:
-    return value if precision is None else round(value, precision)
-
-
-def _in_a_row(values: Mapping[str, float]) -> str:
-    return " ".join(f"{name}: {value}" for name, value in values.items())
+def _rounded(values: dict[str, float], precision: int | None) -> dict[str, float]:
+    if precision is None:
+        return values
+    return {name: round(value, precision) for name, value in values.items()}

@@ -4,6 +4,7 @@ real ones; their losses, and the trainer of both."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import ConfigurationError
 from ...losses import GANLoss, Laplacian, Perceptual, Sobel
 from .config import AdversarialConfig, ConfigSource, LearningRate
-from .experiment import discard_unused
 from .losses import EpochSchedule, LMLoss, ScheduledRate, TorchScheduler
 from .trainer import Trainer
 
@@ -107,9 +107,7 @@ def scaling_layer(
     if upsampling == "Transposed":
         return nn.ConvTranspose2d(in_channels, out_channels, 4, 2, 1, bias=bias)
     if upsampling != "Bilinear":
-        raise ConfigurationError(
-            "upconv-type", f"upconv_type={upsampling!r}: use 'Transposed' or 'Bilinear'."
-        )
+        raise ValueError(f"upconv_type={upsampling!r}: use 'Transposed' or 'Bilinear'.")
     larger = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
     return nn.Sequential(larger, nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias))
 
@@ -180,10 +178,9 @@ class UnetGenerator(nn.Module):
         return self.last(result)  # type: ignore[no-any-return]
 
     def _through(self, block: nn.Module, image: Tensor) -> Tensor:
-        if not (self.use_checkpointing and self.training and torch.is_grad_enabled()):
-            return block(image)  # type: ignore[no-any-return]
-        result: Tensor = checkpoint(block, image, use_reentrant=False)
-        return result
+        if self.use_checkpointing and self.training:
+            return checkpoint(block, image, use_reentrant=False)  # type: ignore[no-any-return]
+        return block(image)  # type: ignore[no-any-return]
 
 
 class Discriminator(nn.Module):
@@ -198,21 +195,17 @@ class Discriminator(nn.Module):
         max_channels: int = 512,
     ) -> None:
         super().__init__()
-        layers: list[nn.Module] = [
-            nn.Conv2d(2 * in_channels, base_channels, 4, 2, 1, padding_mode="reflect"),
-            nn.LeakyReLU(0.2),
-        ]
-        width = base_channels
-        for number in range(1, n_layers):
-            wider = min(2 * width, max_channels)
-            stride = 1 if number == n_layers - 1 else 2
+        conv = partial(nn.Conv2d, kernel_size=4, padding=1, padding_mode="reflect")
+        widths = [min(base_channels * 2**depth, max_channels) for depth in range(n_layers)]
+        layers = [conv(2 * in_channels, widths[0], stride=2), nn.LeakyReLU(0.2)]
+        for number, (width, wider) in enumerate(pairwise(widths), start=2):
+            stride = 1 if number == n_layers else 2
             layers += [
-                nn.Conv2d(width, wider, 4, stride, 1, bias=False, padding_mode="reflect"),
+                conv(width, wider, stride=stride, bias=False),
                 nn.InstanceNorm2d(wider, affine=True),
                 nn.LeakyReLU(0.2),
             ]
-            width = wider
-        layers.append(nn.Conv2d(width, 1, 4, 1, 1, padding_mode="reflect"))
+        layers.append(conv(widths[-1], 1))
         self.model = nn.Sequential(*layers)
         initialise_weights(self)
 
@@ -330,23 +323,18 @@ class Pix2pixTrainer(Trainer):
     ) -> None:
         super().__init__(config, quicksetup=True, log_losses=log_losses, callbacks=callbacks)
         self._perceptual = [perceptual]  # in a list: it is no network of this trainer's
-        try:
-            self._init_lr_scheduling()
-            self._init_generator()
-            self._init_discriminator()
-            self._complete_networks()
-            self._init_dataloaders()
-            self._core.adopt()
-            self._init_gradscalers()
-            self._core.use_scaler(self.opt_gen, self.g_scaler)
-            self._core.use_scaler(self.opt_disc, self.d_scaler)
-            self._init_losses(loss_subspec)
-            if self.is_continuing:
-                self._init_from_checkpoint()
-        except BaseException:
-            if self._core.runtime.is_main:
-                discard_unused(self.experiment_dir)
-            raise
+        self._init_lr_scheduling()
+        self._init_generator()
+        self._init_discriminator()
+        self._complete_networks()
+        self._init_dataloaders()
+        self._core.adopt()
+        self._init_gradscalers()
+        self._core.use_scaler(self.opt_gen, self.g_scaler)
+        self._core.use_scaler(self.opt_disc, self.d_scaler)
+        self._init_losses(loss_subspec)
+        if self.is_continuing:
+            self._init_from_checkpoint()
 
     # Setting up
 
@@ -503,51 +491,35 @@ class Pix2pixTrainer(Trainer):
     def update_display(self, x: Tensor, y: Tensor, y_fake: Tensor, idx: int) -> None:
         """Print the losses, and write a triplet and the curves to the folder `live`."""
         epoch = self.current_epoch or 0
-        self.print_losses(epoch, idx)
+        self.loss_manager.print_losses(epoch, idx)
         self.vis.update_images(x, y_fake, y)
         values = self.loss_manager.get_loss_values
         step = epoch - 1 + (idx + 1) / (self._core.run.epoch_length() or 1)
         self.vis.update_loss_graphs(step, values(["G"], None), values(["D"], None))
 
-    def print_losses(
-        self,
-        epoch: int,
-        iter: int,  # noqa: A002
-        precision: int = 2,
-        capture: bool = False,
-    ) -> str | None:
-        """Print the last values of all losses; with `capture`, return the line instead."""
-        return self.loss_manager.print_losses(epoch, iter, precision, capture)
-
-    def print_end_of_epoch(self, capture: bool = False, precision: int = 8) -> str | None:
+    def print_end_of_epoch(self) -> None:
         """Print the number and the duration of the epoch, and both learning rates of the next
         one."""
-        lines = [super().print_end_of_epoch(capture=True)]
+        super().print_end_of_epoch()
         for name, optimizer in (("G", self.opt_gen), ("D", self.opt_disc)):
-            rate = round(optimizer.param_groups[0]["lr"], precision)
-            lines.append(f"Next learning rate ({name}): {rate}")
-        return self._print("\n".join(map(str, lines)), capture)
+            rate = round(optimizer.param_groups[0]["lr"], 8)
+            self._print(f"Next learning rate ({name}): {rate}")
 
-    def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
+    def save_checkpoint(self, mode: str = "both") -> Path:
         """Write the whole state ("both"), or only the generator ("g") or the discriminator ("d")
-        with its optimizer.
+        with its optimizer; return the path.
 
-        With `capture`, returns a line that says where it is. Only from the whole state does a run
-        continue exactly.
+        Only from the whole state does a run continue exactly.
         """
         if mode.lower() == "both":
-            return super().save_checkpoint(mode, capture)
+            return super().save_checkpoint(mode)
         networks = {"G": (self.gen, self.opt_gen), "D": (self.disc, self.opt_disc)}
-        path = self.export_model_weights(*networks[mode.upper()], mode.upper())
-        return f"Checkpoint saved ({mode.upper()}): {path}" if capture else path
+        return self.export_model_weights(*networks[mode.upper()], mode.upper())
 
-    def save_examples(self, silent: bool = False, capture: bool = False) -> list[Path] | str:
-        """Write triplets of validation images and print where, unless `silent`; `capture` returns
-        that line."""
-        paths = self.save_xyz_examples(network=self.gen, dataloader=self.val_loader)
-        text = f"Saved example images: {self.examples_dir}"
-        if capture:
-            return text
+    def save_examples(self, silent: bool = False) -> list[Path]:
+        """Write triplets of validation images, print where unless `silent`, and return the
+        paths."""
+        paths = self.save_xyz_examples(self.gen, self.val_loader)
         if not silent:
-            self._print(text)
+            self._print(f"Saved example images: {self.examples_dir}")
         return paths

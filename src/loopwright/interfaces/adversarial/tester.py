@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -23,11 +22,11 @@ from ...runtime.modes import evaluating
 from .._shared import on_first_process
 from .config import AdversarialConfig, ConfigSource, load_config, num_copies
 from .experiment import directory_of
-from .images import PARTS, PairedDataset, write_image
+from .images import PARTS, PairedDataset, write_triplet
 from .pix2pix import build_generator
 from .trainer import Trainer
 
-__all__ = ["ExportError", "ONNXConverter", "TestResult", "Tester", "export_onnx"]
+__all__ = ["ExportError", "ONNXConverter", "TestResult", "Tester"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class Tester(Trainer):
 
     def _test(self, dataset: PairedDataset, image_count: int | None) -> list[TestResult]:
         parent = self.experiment_dir / "test"
-        number = next(number for number in count(1) if not (parent / f"test{number}").exists())
+        number = 1 + len(list(parent.glob("test*")))
         folder = parent / f"test{number}"
         folder.mkdir(parents=True)
         order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
@@ -104,10 +103,8 @@ class Tester(Trainer):
         x, y = (image.unsqueeze(0).to(self.device) for image in pair)
         output = self.gen(x)
         losses = {name: loss(output, y).item() for name, loss in self.losses.items()}
-        pictures = {part: folder / f"{source.stem}_{part}.png" for part in PARTS}
-        for part, image in zip(PARTS, (x, output, y), strict=True):
-            write_image(pictures[part], image[0])
-        return TestResult(source, losses, pictures)
+        paths = write_triplet(folder, source.stem, (x[0], output[0], y[0]))
+        return TestResult(source, losses, dict(zip(PARTS, paths, strict=True)))
 
 
 def config_in(directory: str | os.PathLike[str]) -> Path:
@@ -120,32 +117,6 @@ def config_in(directory: str | os.PathLike[str]) -> Path:
             "`config=`.",
         )
     return Path(directory) / f"train{number}_config.json"
-
-
-def export_onnx(
-    network: nn.Module,
-    path: str | os.PathLike[str],
-    example: Tensor,
-    *,
-    opset_version: int = 18,
-    input_names: Sequence[str] = ("input",),
-    output_names: Sequence[str] = ("output",),
-    tolerance: float = TOLERANCE,
-) -> float:
-    """Write a network in eval mode to an ONNX file for any batch size; the largest difference to
-    torch's output.
-
-    The file is run and compared before it takes its name.
-    """
-    report = export_module(
-        network,
-        torch.cat([example, example]),  # an example of one would make the batch size a constant
-        Path(path),
-        opset=opset_version,
-        names=(input_names, output_names),
-        tolerance=tolerance,
-    )
-    return report.max_difference
 
 
 class ONNXConverter(Tester):
@@ -185,24 +156,25 @@ class ONNXConverter(Tester):
         output_names: Sequence[str] = ("output",),
         suppress_onnx_warnings: bool = True,
     ) -> Path:
-        """Write `epoch{n}.onnx` to the experiment's directory, compare it with torch, and return
-        its path.
+        """Write `epoch{n}.onnx` to the experiment's directory for any batch size, compare it with
+        torch, and return its path.
 
         The exporter writes the weights, folds constants and is quiet in any case: `export_params`,
         `do_constant_folding` and `suppress_onnx_warnings` are accepted and change nothing.
         """
         path = self.experiment_dir / f"epoch{self.loaded_epoch}.onnx"
         generator = torch.Generator().manual_seed(0)
-        size = (1, self.in_channels, self.crop_size, self.crop_size)
+        # an example of one would make the batch size a constant
+        size = (2, self.in_channels, self.crop_size, self.crop_size)
         example = (torch.rand(size, generator=generator) * 2 - 1).to(self.device)
         convert = partial(
-            export_onnx,
+            export_module,
             self.gen,
-            path,
             example,
-            opset_version=opset_version,
-            input_names=input_names,
-            output_names=output_names,
+            path,
+            opset=opset_version,
+            names=(input_names, output_names),
+            tolerance=TOLERANCE,
         )
         on_first_process(self._core.runtime, convert)
         return path

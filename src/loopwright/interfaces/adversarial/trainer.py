@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from ...checkpoint import Checkpoint, read_checkpoint
+from ...checkpoint import read_checkpoint
 from ...checkpoint.weights import write_parts
 from ...data.order import permutation
 from ...data.random import preserved_rng, seed_generators
@@ -24,9 +24,16 @@ from ...text import nearest
 from .._shared import LoggingTrainer, is_overridden, on_first_process
 from .config import AdversarialConfig, ConfigManager, ConfigSource, warn_without_effect
 from .core import NAMES, AdversarialCore, checked_trackers, losses_of
-from .experiment import EPOCHS, choose_directory, load_network, nothing_saved, read_state
-from .images import PARTS, LiveView, PairedDataset, write_image
-from .losses import LossManager, print_or_return
+from .experiment import (
+    EPOCHS,
+    choose_directory,
+    directory_of,
+    find_state,
+    load_network,
+    nothing_saved,
+)
+from .images import LiveView, PairedDataset, write_triplet
+from .losses import LossManager
 
 if TYPE_CHECKING:
     from ...trackers import Track
@@ -73,7 +80,7 @@ class Trainer(LoggingTrainer):
         self.loaded_epoch = 0  # epochs that a run which is continued had behind it
         self.last_epoch_time = 0.0
         self.is_continuing = False
-        self._wants_checkpoint = False
+        self._save_after_epoch: Path | None = None
         self.train_loader: Any = None
         self.val_loader: Any = None
         self.vis = LiveView(None, 0)
@@ -109,34 +116,27 @@ class Trainer(LoggingTrainer):
     def build_output_directory(self) -> None:
         """Create the directory of a new experiment, or use that of the experiment that
         continues."""
-
-        def choose() -> tuple[Path, bool, int]:
-            return *choose_directory(self.config), self.config.common.experiment_version
-
         runtime = self._core.runtime
-        directory, self.is_continuing, version = on_first_process(runtime, choose)
+        choose = partial(choose_directory, self.config)
+        version, self.is_continuing = on_first_process(runtime, choose)
         self.config.common.experiment_version = version
-        self.experiment_dir = directory
-        self.examples_dir = directory / "examples"
+        self.experiment_dir = directory_of(self.config)
+        self.examples_dir = self.experiment_dir / "examples"
         if runtime.is_main:
             self.examples_dir.mkdir(exist_ok=True)
         settings = self.config.visualizer.visdom
         shows = runtime.is_main and settings.enable
-        self.vis = LiveView(directory / "live" if shows else None, settings.image_size)
-        self._core.use_directory(directory, self.config.save)
+        self.vis = LiveView(self.experiment_dir / "live" if shows else None, settings.image_size)
+        self._core.use_directory(self.experiment_dir, self.config.save)
 
-    def init_loss_manager(
-        self, override: LossManager | None = None, history_buffer_size: int = 50_000
-    ) -> None:
+    def init_loss_manager(self, override: LossManager | None = None) -> None:
         """Create the loss manager, or use the one given."""
         if override is not None:
             self.loss_manager = override
             return
         runtime = self._core.runtime
         directory = getattr(self, "experiment_dir", None) if runtime.is_main else None
-        self.loss_manager = LossManager(
-            self.config, directory, self.log_losses and runtime.is_main, history_buffer_size
-        )
+        self.loss_manager = LossManager(self.config, directory, self.log_losses and runtime.is_main)
         self.loss_manager.device = self.device
         self.loss_manager.is_shared = runtime.world > 1
         self.loss_manager.is_quiet = not runtime.is_main
@@ -236,11 +236,7 @@ class Trainer(LoggingTrainer):
                 "There is no training data: assign self.train_loader, as in `self.train_loader = "
                 "self.build_dataloader('train')`.",
             )
-        given = {
-            "on_epoch_start": on_epoch_start,
-            "train_step": train_step,
-            "on_epoch_end": on_epoch_end,
-        }
+        given = (on_epoch_start, train_step, on_epoch_end)
         hooks = self._hooks(given, callback_kwargs or {})
         self.current_epoch = 1 + epoch + self.loaded_epoch
         losses = losses_of(self)
@@ -254,12 +250,14 @@ class Trainer(LoggingTrainer):
         finally:
             self.vis.stop_thread()
         self.last_epoch_time = perf_counter() - started
-        if self._wants_checkpoint:
-            self._save_state()
+        if self._save_after_epoch is not None:
+            self._core.adopt()
+            self._core.save(self._save_after_epoch)
+            self._save_after_epoch = None
 
     def _hooks(
         self,
-        given: Mapping[str, Callable[..., Any] | None],
+        given: Sequence[Callable[..., Any] | None],
         keywords: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, Callable[..., Any]]:
         """The functions of an epoch with their keywords: those that were given, otherwise the
@@ -272,13 +270,12 @@ class Trainer(LoggingTrainer):
                     "Write callback_kwargs={'train_step': {'scale': 2.0}}.",
                 )
         hooks: dict[str, Callable[..., Any]] = {}
-        for name, own in given.items():
-            if own is None and not is_overridden(self, name, Trainer):
+        for (name, arguments), hook in zip(HOOKS.items(), given, strict=True):
+            if hook is None and not is_overridden(self, name, Trainer):
                 raise self._missing_hook(name)
-            hook = getattr(self, name) if own is None else own
+            hook = hook or getattr(self, name)
             options = keywords.get(name, {})
-            expected = [*HOOKS[name], *(f"{key}=" for key in options)]
-            check_arguments(hook, expected, name)
+            check_arguments(hook, [*arguments, *(f"{key}=" for key in options)], name)
             hooks[name] = partial(hook, **options)
         return hooks
 
@@ -287,33 +284,34 @@ class Trainer(LoggingTrainer):
             f"{type(self).__name__} must override {name}, or pass it to train_paired."
         )
 
-    def print_end_of_epoch(self, capture: bool = False) -> str | None:
-        """Print the number and the duration of the epoch; with `capture`, return the text
-        instead."""
-        text = f"(End of epoch: {self.current_epoch}) Time: {self.last_epoch_time:.2f} s"
-        return self._print(text, capture)
+    def print_end_of_epoch(self) -> None:
+        """Print the number and the duration of the epoch."""
+        self._print(f"(End of epoch: {self.current_epoch}) Time: {self.last_epoch_time:.2f} s")
 
-    def _print(self, text: str, capture: bool = False) -> str | None:
-        return print_or_return(text, capture, not self._core.runtime.is_main)
+    def _print(self, text: str) -> None:
+        if self._core.runtime.is_main:
+            print(text, flush=True)
 
     # Files
 
-    def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
-        """Write the whole state to `epochs/epoch{n}`; a call inside a hook waits for the end of the
-        epoch.
+    def save_checkpoint(self, mode: str = "both") -> Path:
+        """Write the whole state to `epochs/epoch{n}` and return the path; a call inside a hook
+        waits for the end of the epoch.
 
-        A run continues exactly from it. With `capture`, returns a line that says where it is.
+        A run continues exactly from it.
         """
-        path = self._save_state()
-        return f"Checkpoint saved: {path}" if capture else path
-
-    def _save_state(self) -> Path:
-        path = self.experiment_dir / EPOCHS / f"epoch{self.current_epoch or self.loaded_epoch}"
-        self._wants_checkpoint = self._core.is_running
-        if not self._wants_checkpoint:
+        path = self.experiment_dir / EPOCHS / f"epoch{self._epoch}"
+        if self._core.is_running:
+            self._save_after_epoch = path
+        else:
             self._core.adopt()
             self._core.save(path)
         return path
+
+    @property
+    def _epoch(self) -> int:
+        """The epoch under way, or the last one."""
+        return self.current_epoch or self.loaded_epoch
 
     def continue_run(self) -> None:
         """Continue exactly from `train.load.load_epoch`; call it when all networks and optimizers
@@ -325,18 +323,12 @@ class Trainer(LoggingTrainer):
     def _continue_from_state(self) -> bool:
         """Continue from what `train.load.load_epoch` names, if there is such a state; the first
         process chooses for all."""
-        own: list[Checkpoint | None] = []
-
-        def choose() -> Path | None:
-            own.append(read_state(self.experiment_dir, self.config.train.load.load_epoch))
-            return None if own[0] is None else own[0].path
-
-        path = on_first_process(self._core.runtime, choose)
-        if path is None:
-            return False
-        checkpoint = own[0] if own else None
-        self.loaded_epoch = self._core.continue_from(checkpoint or read_checkpoint(path))
-        return True
+        wanted = self.config.train.load.load_epoch
+        find = partial(find_state, self.experiment_dir, wanted)
+        path = on_first_process(self._core.runtime, find)
+        if path is not None:
+            self.loaded_epoch = self._core.continue_from(read_checkpoint(path))
+        return path is not None
 
     def remaining_epochs(self, total: int | None = None) -> int:
         """Return how many epochs are left of `total`. Default: the epochs of the generator's
@@ -370,35 +362,29 @@ class Trainer(LoggingTrainer):
     def export_model_weights(self, mod: nn.Module, opt: Optimizer | None, net: str) -> Path:
         """Write one network and its optimizer to `epoch{n}_net{net}` in the experiment's
         directory."""
-        epoch = self.current_epoch or self.loaded_epoch
-        path = self.experiment_dir / f"epoch{epoch}_net{net}"
+        path = self.experiment_dir / f"epoch{self._epoch}_net{net}"
         optimizers = {} if opt is None else {net: opt}
-        write = partial(write_parts, path, {net: mod}, optimizers, meta={"epoch": epoch})
+        write = partial(write_parts, path, {net: mod}, optimizers, meta={"epoch": self._epoch})
         on_first_process(self._core.runtime, write)
         return path
 
     def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
         """Write input, output and target of `save.num_examples` images, other ones in each epoch;
         return the paths."""
-
-        def write() -> list[Path]:
-            with evaluating([network], ()), torch.no_grad(), preserved_rng():
-                return self._write_examples(network, dataloader)
-
+        write = partial(self._write_examples, network, dataloader)
         with self._core.runtime.autocast:
             paths = on_first_process(self._core.runtime, write)
         self._core.run.media.add_files("examples", paths)
         return paths
 
     def _write_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
-        epoch = self.current_epoch or self.loaded_epoch
-        pairs = choose_pairs(dataloader, self.config.common.seed or 0, epoch)
         paths = []
-        for number, (x, y) in enumerate(islice(pairs, self.config.save.num_examples), start=1):
-            output = network(x.unsqueeze(0).to(self.device))[0]
-            for part, image in zip(PARTS, (x, output, y), strict=True):
-                paths.append(self.examples_dir / f"epoch{epoch}_{number}_{part}.png")
-                write_image(paths[-1], image)
+        with evaluating([network], ()), torch.no_grad(), preserved_rng():
+            pairs = choose_pairs(dataloader, self.config.common.seed or 0, self._epoch)
+            for number, (x, y) in enumerate(islice(pairs, self.config.save.num_examples), start=1):
+                output = network(x.unsqueeze(0).to(self.device))[0]
+                begin = f"epoch{self._epoch}_{number}"
+                paths += write_triplet(self.examples_dir, begin, (x, output, y))
         return paths
 
     def finish(self) -> None:
@@ -408,12 +394,12 @@ class Trainer(LoggingTrainer):
 
 
 def choose_pairs(loader: Any, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The pairs of a loader in an order that follows from the seed and the epoch; of data without
-    indices, as they come."""
-    dataset: Any = loader.dataset if isinstance(loader, DataLoader) else None
-    if dataset is not None and not isinstance(dataset, IterableDataset):
+    """The pairs of a loader in an order that follows from the seed and the epoch; of a loader of
+    another kind, as they come."""
+    if isinstance(loader, DataLoader):
+        dataset: Any = loader.dataset
         for index in permutation(seed, epoch, len(dataset)).tolist():
             yield dataset[index]
-        return
-    for inputs, targets in loader:
-        yield from zip(inputs, targets, strict=True)
+    else:
+        for inputs, targets in loader:
+            yield from zip(inputs, targets, strict=True)
