@@ -148,18 +148,3 @@ def test_a_data_set_may_collate_its_samples_itself():
     trainer.model.eval()
     outputs = trainer.predict("test")
     assert trainer.evaluate("test")["mse"] == pytest.approx((outputs**2).mean().item())
-
-
-def test_published_settings_without_an_effect_are_accepted_and_said_once(capsys):
-    settings = {
-        "static_graph": True,
-        "add_default_callbacks": False,
-        "disable_gradient_accumulation": True,
-    }
-    trainer = build_trainer(max_updates=1, **settings)
-    trainer.engine.run.progress_style = "lines"
-    trainer.train()
-    trainer.train()
-    said = [line for line in capsys.readouterr().out.splitlines() if "has no effect" in line]
-    names = ("trainer.static_graph", "trainer.add_default_callbacks")
-    assert said == [f"{name} has no effect." for name in names]

@@ -232,10 +232,6 @@ def test_a_forgotten_super_init():
         ({"max_epoch": 3}, "max_epoch\n  Extra inputs are not permitted"),
         ({}, "exactly one of max_epochs, max_updates, max_samples"),
         ({"max_epochs": 1, "max_updates": 1}, "found max_epochs and max_updates"),
-        (
-            {"max_epochs": 1, "max_batch_size": 4, "disable_gradient_accumulation": True},
-            "leave one of them out",
-        ),
     ],
 )
 def test_settings(settings, value):

@@ -175,21 +175,6 @@ def test_a_predict_step_is_what_predictions_are():
     )
 
 
-def test_an_optimizer_and_a_scheduler_that_a_subclass_assigns_are_used():
-    class Assigning(OwnLoss):
-        def __init__(self, trainer_config, **kwargs):
-            super().__init__(trainer_config, **kwargs)
-            self.optimizer = torch.optim.SGD(
-                self.model.parameters(), lr=0.05, momentum=0.9, fused=True
-            )
-            self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.0)
-
-    trainer = train(Assigning, optimizer=None)
-    assert_same_model(trainer.model, by_hand(huber, epochs=1)[0])
-    assert trainer.optimizer.param_groups[0]["lr"] == 0.0
-    assert trainer.scheduler.last_epoch == 2
-
-
 def test_a_loss_module_of_the_trainer_is_where_the_model_is_and_one_that_is_not_trained_is_said(
     capsys,
 ):

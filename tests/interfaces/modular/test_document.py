@@ -190,15 +190,3 @@ def test_a_config_takes_keywords_only_and_fields_of_a_subclass() -> None:
     assert Mine(width=4, n_epochs=2).width == 4
     with pytest.raises(TypeError):
         DreamTrainerConfig(3)
-
-
-@pytest.mark.parametrize(
-    ("preset", "strategy"),
-    [("single_device", "single"), ("ddp", "ddp"), ("fsdp", "fsdp"), ("hsdp", "hsdp")],
-)
-def test_presets_train_on_one_process_alike(preset: str, strategy: str) -> None:
-    config = getattr(Config, preset)(n_epochs=1)
-    trainer = MyTrainer(config, build_net())
-    trainer.fit()
-    assert (config.strategy, trainer.is_distributed) == (strategy, False)
-    assert_same(trainer.model, by_hand(build_net(), epochs=1))

@@ -18,6 +18,7 @@ import torch.distributed.tensor
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from loopwright import Mesh
 from loopwright.errors import ConfigurationError
 from loopwright.runtime import watchdog
 
@@ -142,9 +143,9 @@ def alone_runs() -> dict[str, Any]:
     [
         {},
         {"strategy": "fsdp"},
-        pytest.param({"strategy": "hsdp", "num_shards": 2}, marks=pytest.mark.long),
+        pytest.param({"strategy": Mesh(replicate=1, shard=2)}, marks=pytest.mark.long),
     ],
-    ids=["ddp", "fsdp", "hsdp"],
+    ids=["ddp", "fsdp", "mesh"],
 )
 def test_two_processes_give_the_weights_and_metrics_of_one(options: dict[str, Any]) -> None:
     alone = alone_runs()

@@ -23,7 +23,7 @@ from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...metrics.progress import Progress
 from ...metrics.result import StepResult
-from ...optim.build import build_schedule, named
+from ...optim.build import named
 from ...run.experiment import describe_dataset
 from ...runtime import resolve_runtime
 from ...text import nearest
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 PACKAGE = __name__.partition(".")[0]
 DEFAULT_OPTIMIZER = partial(torch.optim.AdamW, lr=1e-3)
-WITHOUT_EFFECT = ("static_graph", "add_default_callbacks", "add_trainer_callbacks")
 EVERY = ("every_n_epochs", "every_n_updates", "every_n_samples")
 
 
@@ -219,27 +218,8 @@ class ConfiguredCore(InterfaceCore):
     def named_models(self) -> dict[str, nn.Module]:
         return self.models or named(self._given["model"], "model")
 
-    def replace_given(self, name: str, value: Any) -> None:
-        """A model, optimizer or scheduler that the user assigns to the interface, before training
-        or after."""
-        if name == "model":
-            self._is_several = isinstance(value, Mapping)
-        if not self._components.are_built:
-            self._given[name] = value
-        if name == "model" or (self._components.are_built and name == "optimizer"):
-            setattr(self, name, value)  # the core looks for what was replaced
-        elif self._components.are_built:
-            only = self._components.only_optimizer
-            self._components.schedules = {
-                key: build_schedule(given, only) for key, given in named(value, name).items()
-            }
-
     def _setup_training(self) -> None:
         super()._setup_training()
-        if self.run.call.number == 0:
-            for name in WITHOUT_EFFECT:
-                if name in self.config.model_fields_set:
-                    self.run.say(f"trainer.{name} has no effect.")
         for name, module in vars(self.interface).items():
             if isinstance(module, nn.Module):
                 self._take_along(name, module)
@@ -296,10 +276,10 @@ class ConfiguredCore(InterfaceCore):
         config = self.config
         at = self.progress
         if self.run.call.number == 0 and config.start_at_epoch:
-            self._start_late(data)
-        epochs = None if config.max_epochs is None else max(config.max_epochs - at.epoch, 0)
-        updates = None if config.max_updates is None else max(config.max_updates - at.update, 0)
-        samples = None if config.max_samples is None else max(config.max_samples - at.sample, 0)
+            self._start_late(data, config.start_at_epoch)
+        epochs = _rest(config.max_epochs, at.epoch)
+        updates = _rest(config.max_updates, at.update)
+        samples = _rest(config.max_samples, at.sample)
         if self.run.call.number and 0 in (epochs, updates, samples):
             return self.history
         return self.train(
@@ -366,9 +346,9 @@ class ConfiguredCore(InterfaceCore):
         size = batch_size or self.config.batch_size
         return DataLoader(data, size, shuffle=shuffle, num_workers=num_workers, collate_fn=collate)
 
-    def _start_late(self, data: Any) -> None:
-        """Set the clock to where `start_at_epoch` epochs would have left it; earlier rows of the
-        history are empty."""
+    def _start_late(self, data: Any, epochs: int) -> None:
+        """Set the clock to where so many epochs would have left it; earlier rows of the history are
+        empty."""
         stream = self._open(data, None, shuffle=True)
         num_batches = stream.num_batches
         num_samples = stream.num_samples
@@ -376,13 +356,16 @@ class ConfiguredCore(InterfaceCore):
         if num_batches is None or num_samples is None:
             raise ConfigurationError(
                 "epoch-without-length",
-                f"start_at_epoch={self.config.start_at_epoch} needs the length of an epoch: use "
+                f"start_at_epoch={epochs} needs the length of an epoch: use "
                 "training data with a length, or leave start_at_epoch out.",
             )
-        epochs = self.config.start_at_epoch
         updates = -(-num_batches // self.accumulate)
         earlier = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
         self.run.start_after(earlier, [{} for _ in range(epochs)])
+
+
+def _rest(limit: int | None, done: int) -> int | None:
+    return None if limit is None else max(limit - done, 0)
 
 
 class UnusedParameters(Callback):

@@ -26,7 +26,7 @@ from ...training.program import Changes, Display
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
 from .._shared import LoggingTrainer, is_overridden
-from .core import NAMES, WITHOUT_EFFECT, ConfiguredCore, TrainerResult, result_of
+from .core import NAMES, ConfiguredCore, TrainerResult, result_of
 
 CALLBACK = Place("callback", Callback)
 INITIALIZER = Place(
@@ -41,14 +41,6 @@ Precision = Literal["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]
 UNITS = ("epochs", "updates", "samples")
 LIMITS = tuple(f"max_{unit}" for unit in UNITS)
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-# the default
-MAY_BE_NULL = (
-    "callbacks",
-    "forward_properties",
-    "target_properties",
-    "start_at_epoch",
-    *WITHOUT_EFFECT,
-)
 
 
 class BaseTrainerConfig(BaseModel):
@@ -75,15 +67,15 @@ class BaseTrainerConfig(BaseModel):
     """Worker processes that read the training data."""
     precision: Precision = "fp32"
     """The precision of the forward pass."""
-    callbacks: list[Annotated[Any, CALLBACK]] = []
+    callbacks: list[Annotated[Any, CALLBACK]] | None = None
     """Callbacks of `loopwright.callbacks`, or your own."""
     initializer: Annotated[Any, INITIALIZER] = None
     """First weights from an earlier run: `{kind: FromCheckpoint, path: ...}`."""
-    start_at_epoch: Count = 0
+    start_at_epoch: Count | None = None
     """Count as if this number of epochs were done; their data is not read."""
-    forward_properties: list[str] = []
+    forward_properties: list[str] | None = None
     """Keys of a batch that are passed to the model, as keyword arguments."""
-    target_properties: list[str] = []
+    target_properties: list[str] | None = None
     """Keys of a batch that `loss_compute` gets."""
     log_every_n_epochs: Positive | None = None
     """Print progress and remaining time every n epochs."""
@@ -108,26 +100,6 @@ class BaseTrainerConfig(BaseModel):
     save_on_sigint: StrictBool = True
     """On Ctrl-C, finish the update and save; false ends at once."""
 
-    disable_gradient_accumulation: StrictBool = False
-    """Refuse a `max_batch_size` that makes several batches of an update."""
-    static_graph: StrictBool = False
-    """Accepted, without an effect; a line says so."""
-    add_default_callbacks: StrictBool = True
-    """Accepted, without an effect; a line says so."""
-    add_trainer_callbacks: StrictBool = True
-    """Accepted, without an effect; a line says so."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_the_default(cls, settings: Any) -> Any:
-        if not isinstance(settings, dict):
-            return settings
-        return {
-            name: value
-            for name, value in settings.items()
-            if value is not None or name not in MAY_BE_NULL
-        }
-
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         """Refuse settings that contradict each other."""
@@ -142,12 +114,6 @@ class BaseTrainerConfig(BaseModel):
             given = [name for name in names if getattr(self, name) is not None]
             if len(given) > 1:
                 raise ValueError(f"one of {' and '.join(given)} at most")
-        if self.disable_gradient_accumulation and self.accumulate > 1:
-            raise ValueError(
-                f"disable_gradient_accumulation, and an update of {self.effective_batch_size} "
-                f"samples is {self.accumulate} batches with max_batch_size={self.max_batch_size}: "
-                "leave one of them out"
-            )
         return self
 
     @property
@@ -231,9 +197,9 @@ class BaseTrainer(LoggingTrainer):
                 "pass to the model, or override `_split_batch`.",
             )
         self.config = trainer_config
-        self.forward_properties = list(trainer_config.forward_properties)
-        self.target_properties = list(trainer_config.target_properties)
-        callbacks = list(trainer_config.callbacks)
+        self.forward_properties = trainer_config.forward_properties or []
+        self.target_properties = trainer_config.target_properties or []
+        callbacks = list(trainer_config.callbacks or ())
         if trainer_config.initializer is not None:  # a callback, too
             callbacks.insert(0, trainer_config.initializer)
         self._core = ConfiguredCore(
@@ -361,30 +327,6 @@ class BaseTrainer(LoggingTrainer):
         """Return what `predict_step` returns for all samples of a data set, in order."""
         return self._core.predict(self._core.dataset(dataset_key))
 
-    def save(self, path: str | Path) -> None:
-        """Write the whole state to a checkpoint directory."""
-        self._core.save(path)
-
-    def load(self, path: str | Path) -> None:
-        """Restore the whole state from a checkpoint."""
-        self._core.load(path)
-
-    def export(self, path: str | Path) -> None:
-        """Write the weights alone to one file, `.safetensors` or `.pt`."""
-        self._core.export(path)
-
-    def stop(self, reason: str = "stop() was called") -> None:
-        """End training after the current update."""
-        self._core.stop(reason)
-
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Log metrics of the current epoch or evaluation."""
-        self._core.log(values)
-
-    def log_step(self, values: Mapping[str, Any]) -> None:
-        """Log metrics of the training step that has just ended."""
-        self._core.log_step(values)
-
     # What there is
 
     if not TYPE_CHECKING:  # or every misspelt attribute would have a type
@@ -404,12 +346,8 @@ class BaseTrainer(LoggingTrainer):
 
     @property
     def model(self) -> Any:
-        """The model, or a dict of several by name; can be assigned."""
+        """The model, or a dict of several by name."""
         return self._core.interface_model
-
-    @model.setter
-    def model(self, model: nn.Module) -> None:
-        self._core.replace_given("model", model)
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -418,16 +356,12 @@ class BaseTrainer(LoggingTrainer):
 
     @property
     def datasets(self) -> dict[str, Any]:
-        """The data sets by key; can be assigned."""
+        """The data sets by key."""
         return self._core.datasets
-
-    @datasets.setter
-    def datasets(self, datasets: Mapping[str, Any]) -> None:
-        self._core.datasets = dict(datasets)
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer, if there is one only; can be assigned."""
+        """The optimizer, if there is one only."""
         optimizers = self.optimizers
         if len(optimizers) != 1:
             raise ConfigurationError(
@@ -437,10 +371,6 @@ class BaseTrainer(LoggingTrainer):
             )
         return next(iter(optimizers.values()))
 
-    @optimizer.setter
-    def optimizer(self, optimizer: Any) -> None:
-        self._core.replace_given("optimizer", optimizer)
-
     @property
     def optimizers(self) -> dict[str, Optimizer]:
         """The optimizers by the names of their models; a single one is called `optimizer`."""
@@ -449,14 +379,10 @@ class BaseTrainer(LoggingTrainer):
 
     @property
     def scheduler(self) -> Any:
-        """The scheduler, or None; can be assigned."""
+        """The scheduler, or None."""
         self._core.setup()
         schedule = self._core.schedules.get("scheduler")
         return None if schedule is None else schedule.scheduler
-
-    @scheduler.setter
-    def scheduler(self, scheduler: Any) -> None:
-        self._core.replace_given("scheduler", scheduler)
 
     @property
     def device(self) -> torch.device:

@@ -15,7 +15,7 @@ import torch
 from ...errors import ConfigurationError, check_number
 from ...optim.build import Interval
 from ...runtime import Mesh, Runtime, resolve_runtime
-from ...runtime.environment import Launch
+
 
 _is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
 
@@ -43,10 +43,8 @@ class DreamTrainerConfig:
         activation_checkpointing: Compute activations again in the backward pass instead of storing
             them.
         strategy: How a model is placed on several processes: "single", "ddp" (copies), "fsdp"
-            (shards), "hsdp" (copies of shards), or a `Mesh`. "auto" is DDP under torchrun and one
-            device elsewhere.
-        num_shards: With "hsdp", the number of processes that share one copy. None: those of one
-            machine.
+            (shards), or a `Mesh`, as in `Mesh(replicate=2, shard=8)` for copies of shards. "auto" is
+            DDP under torchrun and one device elsewhere.
         sync_batch_norm: Compute batch norm over all processes.
         cpu_offload: With shards, keep parameters in host memory.
         find_unused_parameters: With shards, allow processes to use different parameters in a step.
@@ -61,15 +59,11 @@ class DreamTrainerConfig:
             checkpoint to continue.
         changes: If the program differs from the one that began the run: "refuse", or "accept" the
             new values.
-        checkpoint_every_n_steps: Write a checkpoint to continue from every n updates.
-        checkpoint_every_n_epochs: The same every n epochs. "auto": every epoch, at most every 5
-            seconds.
-        checkpoint_every_n_minutes: The same every n minutes.
-        keep_checkpoints: How many of these checkpoints to keep.
+        checkpoint_every_n_steps: Write a checkpoint to continue from every n updates, too. For
+            other rules pass `loopwright.callbacks.Checkpoints(...)` in `callbacks`.
         monitor: The metric of the best model, and that `ReduceLROnPlateau` watches. None:
             "val_loss".
         monitor_mode: Whether "min" or "max" values of it are better. "auto" goes by its name.
-        keep_best: How many best models to keep in `run_dir`.
         save_dir: Call `save_checkpoint` with `<save_dir>/epoch_<n>`.
         save_every_n_epochs: How often to do so.
         progress: "bar", "lines" or "silent". "auto": a bar on a terminal, lines elsewhere.
@@ -90,7 +84,6 @@ class DreamTrainerConfig:
     compile_model: bool = False
     activation_checkpointing: bool = False
     strategy: str | Mesh = "auto"
-    num_shards: int | None = None
     sync_batch_norm: bool = False
     cpu_offload: bool = False
     find_unused_parameters: bool = False
@@ -101,12 +94,8 @@ class DreamTrainerConfig:
     resume: bool | str | Path = "auto"
     changes: Literal["refuse", "accept"] = "refuse"
     checkpoint_every_n_steps: int | None = None
-    checkpoint_every_n_epochs: int | Literal["auto"] | None = "auto"
-    checkpoint_every_n_minutes: float | None = 5.0
-    keep_checkpoints: int = 2
     monitor: str | None = None
     monitor_mode: Literal["auto", "min", "max"] = "auto"
-    keep_best: int = 1
     save_dir: str | Path | None = None
     save_every_n_epochs: int = 1
     progress: str = "auto"
@@ -120,26 +109,6 @@ class DreamTrainerConfig:
         """All settings; in a checkpoint without the callbacks, which are no settings and cannot be
         loaded safely."""
         return vars(self) | ({"callbacks": ()} if _is_saving.get() else {})
-
-    @classmethod
-    def single_device(cls, **fields: Any) -> Self:
-        """One process on one device, whatever else was started."""
-        return cls(**{"strategy": "single", **fields})
-
-    @classmethod
-    def ddp(cls, **fields: Any) -> Self:
-        """A copy of every model on each process."""
-        return cls(**{"strategy": "ddp", **fields})
-
-    @classmethod
-    def fsdp(cls, **fields: Any) -> Self:
-        """A shard of every model on each process (FSDP2)."""
-        return cls(**{"strategy": "fsdp", **fields})
-
-    @classmethod
-    def hsdp(cls, **fields: Any) -> Self:
-        """Shards over `num_shards` processes, and copies of that over the others."""
-        return cls(**{"strategy": "hsdp", **fields})
 
 
 def check_fields(kind: type[DreamTrainerConfig]) -> None:
@@ -171,16 +140,14 @@ def without_callbacks() -> Iterator[None]:
 
 def allow_loading(config: DreamTrainerConfig) -> None:
     """Let `torch.load` read a config from a checkpoint that the user wrote with `torch.save`."""
-    values = [getattr(config, field.name) for field in fields(config)]
-    values += [part for value in values if isinstance(value, list | tuple) for part in value]
-    kinds = {type(value) for value in values}
+    kinds = {type(getattr(config, field.name)) for field in fields(config)}
     own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("builtins", "torch")]
     torch.serialization.add_safe_globals([type(config), *own])
 
 
 # the least number of each; torch and the core check the others before the first step
 COUNTS = {"n_epochs": 0, "save_every_n_epochs": 1}
-OPTIONAL_COUNTS = {"max_steps": 0, "val_every_n_steps": 1, "num_shards": 1}
+OPTIONAL_COUNTS = {"max_steps": 0, "val_every_n_steps": 1}
 
 
 def check_config(config: DreamTrainerConfig) -> None:
@@ -191,15 +158,11 @@ def check_config(config: DreamTrainerConfig) -> None:
             f"config is a {type(config).__name__}: pass a DreamTrainerConfig, or a dataclass that "
             "inherits from it.",
         )
-    choices: dict[str, tuple[Any, ...]] = {"scheduler_interval": (None, "epoch", "update")}
-    if not isinstance(config.strategy, Mesh):
-        choices["strategy"] = ("auto", "single", "ddp", "fsdp", "hsdp")
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            raise ConfigurationError(
-                "unknown-choice",
-                f"{name}={getattr(config, name)!r}: use one of {', '.join(map(repr, known))}.",
-            )
+    if config.scheduler_interval not in (None, "epoch", "update"):
+        raise ConfigurationError(
+            "unknown-choice",
+            f"scheduler_interval={config.scheduler_interval!r}: use None, 'epoch' or 'update'.",
+        )
     for name, least in COUNTS.items():
         check_number(name, getattr(config, name), least=least)
     for name, least in OPTIONAL_COUNTS.items():
@@ -220,7 +183,7 @@ def build_runtime(config: DreamTrainerConfig) -> Runtime:
             compile=compiled,
         )
     return resolve_runtime(
-        _arranged(config),
+        "ddp" if config.strategy == "auto" else config.strategy,
         config.precision,
         config.device,
         compiled,
@@ -229,21 +192,3 @@ def build_runtime(config: DreamTrainerConfig) -> Runtime:
         cpu_offload=config.cpu_offload,
         find_unused_parameters=config.find_unused_parameters,
     )
-
-
-def _arranged(config: DreamTrainerConfig) -> str | Mesh:
-    """The strategy as the runtime takes it; for "hsdp" that depends on how many processes there
-    are."""
-    if config.strategy != "hsdp":
-        return "ddp" if config.strategy == "auto" else config.strategy
-    launch = Launch.from_environment()
-    if launch is None:
-        return "fsdp"  # which changes nothing on one process
-    num_shards = config.num_shards or launch.local_world
-    if launch.world % num_shards:
-        raise ConfigurationError(
-            "num-shards",
-            f"num_shards={num_shards} does not divide the {launch.world} processes: start a "
-            f"multiple of {num_shards} processes, or change num_shards.",
-        )
-    return Mesh(replicate=launch.world // num_shards, shard=num_shards)

@@ -25,13 +25,10 @@ from ...checkpoint.manifest import check_inside
 from ...data.containers import map_tensors
 from ...data.open import Stream
 from ...errors import ConfigurationError
-from ...metrics.history import History
-from ...metrics.meter import ComputedMetric
 from ...metrics.progress import Limits, Progress
 from ...metrics.result import StepResult
 from ...optim.build import Schedule, build_schedule
 from ...runtime.base import is_meta
-from ...training import steps as loop
 from ...training.components import (
     check_accumulation,
     check_clipping,
@@ -40,7 +37,6 @@ from ...training.components import (
     swap_parameters,
 )
 from ...training.program import Display, MessageNames
-from ...training.train_call import run_training
 from .._shared import InterfaceCore, InterfaceNames
 from .callback import Callback, Hooks, States, sort_callbacks
 from .config import DreamTrainerConfig, build_runtime, without_callbacks
@@ -172,8 +168,8 @@ class ModularCore(InterfaceCore):
 
     def configure_models(self) -> None:
         interface = self.interface
-        assign(interface, "configure_models", nn.Module, "model")
-        assign(interface, "configure_metrics", (nn.Module, ComputedMetric), "metrics")
+        check_assigned(interface, "configure_models")
+        check_assigned(interface, "configure_metrics")
         for name, module in modules_of(interface).items():
             raw = raw_module(module)
             self._initialise(raw)
@@ -203,14 +199,14 @@ class ModularCore(InterfaceCore):
     def configure_optimizers(self) -> None:
         interface = self.interface
         kinds = (LRScheduler, Schedule)
-        assign(interface, "configure_optimizers", (Optimizer, *kinds), "optimizer")
-        assign(interface, "configure_schedulers", kinds, "scheduler")
+        check_assigned(interface, "configure_optimizers")
+        check_assigned(interface, "configure_schedulers")
         self._components.optimizers = found_on(interface, Optimizer, {})
         if not self.optimizers:
             raise ConfigurationError(
                 "unseen-optimizer",
                 "configure_optimizers made no optimizer that the trainer can see: assign it to "
-                "self (`self.optimizer = ...`) or return it.",
+                "self (`self.optimizer = ...`).",
             )
         for optimizer in self.optimizers.values():
             swap_parameters(optimizer, self._wrapped)
@@ -266,32 +262,6 @@ class ModularCore(InterfaceCore):
 
     # A run
 
-    def fit(self) -> History:
-        with self.run.own_generators():
-            self.setup()
-            is_validated = self.overrides("validation_step") or self.overrides("validation_loop")
-            if self.loaders[1] is not None and not is_validated:
-                raise ConfigurationError(
-                    "no-validation-step",
-                    "There is a validation loader but no validation_step: override it, or return "
-                    "None for the loader.",
-                )
-            self.events.emit("on_fit_start")
-            try:
-                run_training(
-                    self.run,
-                    self.loaders[0],
-                    None,
-                    RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps),
-                    batch_size=None,
-                    resume=self.config.resume,
-                    changes=self.config.changes,
-                )
-            finally:
-                self.validation.close()
-            self.events.emit("on_fit_end")
-            return self.history
-
     def _train_epoch(self) -> None:
         """All epochs, in the interface's own loop or one of the user's."""
         self.user_loop = UserLoop(self)
@@ -304,11 +274,6 @@ class ModularCore(InterfaceCore):
             self.user_loop = None
         if not self.run.is_done():
             self.stop("training_loop has ended")
-
-    def run_epochs(self) -> None:
-        """The epochs as the core runs them."""
-        self.user_loop = None
-        loop.train(self.run, partial(loop.train_epoch, self.run))
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs, unless the user's loop has; ReduceLROnPlateau
@@ -540,26 +505,23 @@ class ModularCore(InterfaceCore):
         self.events.emit("on_validation_start")
 
 
-# Components on a trainer: what its `configure_*` assigned or returned
+# Components on a trainer
 
 
-def assign(owner: object, method: str, kind: type | tuple[type, ...], default: str) -> None:
-    """Put what a `configure_*` returns on the trainer, where it is not already."""
+def check_assigned(owner: object, method: str) -> None:
+    """Call a `configure_*`, and refuse what it returns but did not assign: nothing would use it."""
     returned = getattr(owner, method)()
-    named = {default: returned} if isinstance(returned, kind) else returned
-    parts = named.values() if isinstance(named, Mapping) else named or ()
+    if isinstance(returned, Mapping):
+        returned = list(returned.values())
+    parts = returned if isinstance(returned, (list, tuple)) else [returned]
     held = {id(value) for value in vars(owner).values()}
-    if all(id(part) in held for part in parts):
-        return
-    is_named = isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
-    if not is_named or not all(isinstance(part, kind) for part in parts):
-        raise ConfigurationError(
-            "unnamed-components",
-            f"{method} returned {type(returned).__name__}: assign its objects to self and return "
-            "nothing, or return them by name, as in {'generator': ..., 'discriminator': ...}.",
-        )
-    for name, part in named.items():
-        setattr(owner, name, part)
+    for part in parts:
+        if part is not None and id(part) not in held:
+            raise ConfigurationError(
+                "unassigned-component",
+                f"{method} returned a {type(part).__name__} that it did not assign: write "
+                "`self.name = ...` for each model, optimizer or scheduler, and return nothing.",
+            )
 
 
 def modules_of(owner: object) -> dict[str, nn.Module]:
@@ -608,20 +570,11 @@ def default_callbacks(config: DreamTrainerConfig, given: list[CoreCallback]) -> 
     callbacks."""
     if config.run_dir is None:
         return []
-    saving = Checkpoints(
-        config.checkpoint_every_n_steps,
-        config.checkpoint_every_n_epochs,
-        config.checkpoint_every_n_minutes,
-        keep=config.keep_checkpoints,
-    )
     best = BestModel(
-        config.monitor or "val_loss",
-        config.monitor_mode,
-        keep=config.keep_best,
-        required=config.monitor is not None,
+        config.monitor or "val_loss", config.monitor_mode, required=config.monitor is not None
     )
     best.watched.argument = "monitor_mode"
-    new = [best, saving]
+    new = [best, Checkpoints(config.checkpoint_every_n_steps)]
     return [one for one in new if not any(isinstance(other, type(one)) for other in given)]
 
 

@@ -101,15 +101,13 @@ class ModularGradients:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Notice plain steps."""
-        if self._is_watching:
-            yield
-            return
+        before = self._is_watching
         self._is_watching = True
         try:
-            with self.own_steps:
+            with nullcontext() if before else self.own_steps:
                 yield
         finally:
-            self._is_watching = False
+            self._is_watching = before
 
     def backward(
         self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False
@@ -133,11 +131,11 @@ class ModularGradients:
         with self.run.runtime.no_autocast or nullcontext():
             if len(given) > 1:
                 self._backward_to_all(loss, given, retain_graph)
-                return
-            self._decide()
-            given[0].backward(loss, self.updates.window, retain_graph=retain_graph)
-            self._held.add(given[0].name)
-            self._note(given[0])
+            else:
+                self._decide()
+                given[0].backward(loss, self.updates.window, retain_graph=retain_graph)
+                self._held.add(given[0].name)
+                self._note(given[0])
 
     def step(self, optimizer: Optimizer | str) -> None:
         """Let an optimizer have its gradients, and step it if the window ends here; gradients of

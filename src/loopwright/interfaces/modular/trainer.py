@@ -18,11 +18,13 @@ from ...callback import check_hooks
 from ...data.random import seed_generators
 from ...errors import ConfigurationError
 from ...metrics.history import History
+from ...training import steps as loop
 from ...training.components import check_clipping
+from ...training.train_call import run_training
 from .._shared import LoggingTrainer, is_overridden
 from .callback import Hooks
 from .config import DreamTrainerConfig, allow_loading, check_config
-from .core import NAMES, ModularCore
+from .core import NAMES, ModularCore, RunLimits
 from .loops import Loader
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,20 +91,19 @@ class DreamTrainer(LoggingTrainer, Hooks):
     # What a trainer is made of
 
     def configure_models(self) -> Any:
-        """Assign models to self, unless `__init__` did, or return them by name. Each is then placed
-        and wrapped."""
+        """Assign models to self, unless `__init__` did. Each is then placed and wrapped."""
 
     def init_weights(self) -> None:
         """Set the first weights of the models, without gradients; called once, after
         `configure_models`."""
 
     def configure_optimizers(self) -> Any:
-        """Assign optimizers, and schedulers if you like, to self, or return them by name."""
+        """Assign optimizers, and schedulers if you like, to self."""
         if not any(isinstance(value, Optimizer) for value in vars(self).values()):
             raise _missing(self, "configure_optimizers()")
 
     def configure_schedulers(self) -> Any:
-        """Assign schedulers to self, or return them by name."""
+        """Assign schedulers to self."""
 
     def configure_metrics(self) -> Any:
         """Assign metrics that keep their own state, such as those of torchmetrics, to self; steps
@@ -128,7 +129,9 @@ class DreamTrainer(LoggingTrainer, Hooks):
     def training_loop(self) -> None:
         """Run all epochs. Your own iterates `self.train_loader` once for each epoch from
         `self.current_epoch` on."""
-        self._core.run_epochs()
+        run = self._core.run
+        self._core.user_loop = None
+        loop.train(run, partial(loop.train_epoch, run))
 
     def validation_loop(self) -> Any:
         """Run a whole validation and return its metrics."""
@@ -195,7 +198,31 @@ class DreamTrainer(LoggingTrainer, Hooks):
     def fit(self) -> History:
         """Train until `n_epochs` or `max_steps` and return the history; with `run_dir`, continue an
         earlier run."""
-        return self._core.fit()
+        core = self._core
+        with core.run.own_generators():
+            core.setup()
+            is_validated = any(map(self._overrides, ("validation_step", "validation_loop")))
+            if core.loaders[1] is not None and not is_validated:
+                raise ConfigurationError(
+                    "no-validation-step",
+                    "There is a validation loader but no validation_step: override it, or return "
+                    "None for the loader.",
+                )
+            core.events.emit("on_fit_start")
+            try:
+                run_training(
+                    core.run,
+                    core.loaders[0],
+                    None,
+                    RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps),
+                    batch_size=None,
+                    resume=self.config.resume,
+                    changes=self.config.changes,
+                )
+            finally:
+                core.validation.close()
+            core.events.emit("on_fit_end")
+            return core.history
 
     def setup(self) -> None:
         """Call the `configure_*` methods, once; `fit` and the checkpoint methods do it
@@ -257,11 +284,6 @@ class DreamTrainer(LoggingTrainer, Hooks):
     @global_step.setter
     def global_step(self, update: int) -> None:
         self._core.progress.update = update
-
-    @property
-    def is_accumulating_gradients(self) -> bool:
-        """Whether more batches of the accumulation window come before the optimizer's step."""
-        return not self._core.run.window.is_last
 
     @property
     def train_loader(self) -> Loader | None:
