@@ -60,7 +60,7 @@ LIFECYCLE = {
 CONFIGURED = {
     "override": "loss_compute train_step eval_step predict_step _split_batch state_dict "
     "load_state_dict",
-    "called": "update train evaluate eval predict save load export stop log log_step" + LOGGING,
+    "called": "update train evaluate eval predict" + LOGGING,
 }
 MODULAR = {
     "required": "configure_models configure_optimizers configure_dataloaders training_step "
@@ -71,7 +71,6 @@ MODULAR = {
     "called": "fit setup backward step clip_gradients autocast wrap_model log_metrics stop"
     + LOGGING,
 }
-PRESETS = "single_device ddp fsdp hsdp"
 PIX2PIX_HOOKS = "on_epoch_start train_step on_epoch_end"
 OVERRIDABLE = (
     "_init_lr_scheduling _init_generator _init_discriminator _init_dataloaders "
@@ -218,7 +217,6 @@ PAGES: dict[str, dict[str, Part]] = {
         "attributes": partial(attributes, modular.DreamTrainer),
         "events": partial(events, modular.Callback, hook_names(modular.Callback)),
         "settings": partial(fields, modular.DreamTrainerConfig),
-        "presets": partial(methods, modular.DreamTrainerConfig, *PRESETS.split()),
     },
     "adversarial.md": {
         "constructor": partial(arguments, adversarial.Pix2pixTrainer),
