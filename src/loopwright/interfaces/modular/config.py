@@ -1,4 +1,4 @@
-"""The settings of a modular trainer, with presets for one device and for several processes."""
+"""The settings of a modular trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from ...errors import ConfigurationError, check_number
 from ...optim.build import Interval
 from ...runtime import Mesh, Runtime, resolve_runtime
-
 
 _is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
 
