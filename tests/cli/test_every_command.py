@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
         r"current settings",
     ),
     "scale": (["scale", "run.yaml", "--devices", "16"], 0, r"HSDP"),
-    "doctor": (["doctor", "--quick"], 0, r"advice"),
+    "doctor": (["doctor"], 0, r"versions"),
     "completion": (["completion", "bash"], 0, r"complete"),
 }
 SERVING = {"ui"}  # goes on until Ctrl-C: tests/cli/test_ui.py

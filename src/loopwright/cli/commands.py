@@ -253,9 +253,7 @@ def _sweep(parser: ArgumentParser) -> None:
     )
     add(parser, "--optuna", "let Optuna choose the values")
     add(parser, "--num N", "the number of runs with Optuna (default: 20)", type=int)
-    add(parser, "--no-pruning", "do not let Optuna stop runs early")
     add(parser, "-o --output DIR", "the folder of the runs")
-    add(parser, "--list", "list the runs of a grid or random sweep without training")
     add(parser, "--json", "print JSON; progress goes to stderr")
 
 
@@ -498,7 +496,6 @@ def _watch(parser: ArgumentParser) -> None:
     )
     add(parser, "--log", "draw on a logarithmic scale")
     add(parser, "--once", "print one picture and exit")
-    add(parser, "--json", "print state, progress and last values as JSON and exit")
     add(parser, "--interval SECONDS", "time between two pictures (default: 1)", default=1.0)
 
 
@@ -641,17 +638,16 @@ def _diff(parser: ArgumentParser) -> None:
 
 @command("plot", "plot.plot_command")
 def _plot(parser: ArgumentParser) -> None:
-    r"""Draw the loss or other metrics of runs.
+    """Draw the loss or other metrics of runs.
 
     Without --metric the training loss and the evaluation loss share one picture. Each --metric
-    has its own panel, with a curve for every run. Curves are drawn over epochs once a run has two
-    of them, before that over steps or updates; --by chooses. An existing picture is replaced.
+    has its own panel, with a curve for every run along its updates. An existing picture is
+    replaced.
 
     examples:
       loopwright plot
       loopwright plot --text
-      loopwright plot runs/first runs/second --metric eval_loss --by updates \
-          -o curves.svg
+      loopwright plot runs/first runs/second --metric eval_loss -o curves.svg
     """
     add(parser, "names RUN", f"{RUN} (default: last)", nargs="*", default=[LAST])
     add(
@@ -661,13 +657,10 @@ def _plot(parser: ArgumentParser) -> None:
         action="append",
     )
     add_root(parser)
-    add(parser, "--by epochs|steps|updates", "the horizontal axis")
-    add(parser, "--smooth N", "average over the last N values", default=1)
     add(parser, "--log", "draw on a logarithmic scale")
     where = parser.add_mutually_exclusive_group()
     add(where, "-o --output FILE", "a .png, .svg, .pdf file (default: the metric's name and .png)")
     add(where, "--text", "draw in the terminal instead")
-    add(where, "--json", "print the curves as JSON instead")
 
 
 @command("query", "query.query_command")
@@ -822,19 +815,16 @@ def _checkpoint_export(parser: ArgumentParser) -> None:
 
 @command("doctor", "doctor.doctor_command")
 def _doctor(parser: ArgumentParser) -> None:
-    """Measure what this machine can do, and give advice.
+    """Show what this machine has, and give advice.
 
-    Prints versions, devices, the speed of each precision, whether torch.compile works, the limits
-    for data-loading workers, the speed of the disk and what a checkpoint costs on it, distributed
-    backends and optional packages; then advice. This takes up to a minute, most of it for
-    compiling.
+    Prints versions, devices, processors, threads and memory, the compiler, the folder for runs,
+    distributed backends and optional packages; then advice, where something is amiss.
     Exit code 1: the folder is not writable.
 
     examples:
       loopwright doctor
-      loopwright doctor --quick --folder /scratch/runs
+      loopwright doctor --folder /scratch/runs
     """
-    add(parser, "--quick", "skip torch.compile and measure less")
     add(parser, "--folder DIR", "the folder for runs (default: the current one)", default=".")
     add(parser, "--json", "print JSON")
 

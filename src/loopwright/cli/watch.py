@@ -9,7 +9,7 @@ import shutil
 import sys
 import termios
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
@@ -20,11 +20,10 @@ from rich.text import Text
 from ..errors import CheckpointError, check_number
 from ..run.curves import MetricCurve
 from ..run.reading import Run
-from ..run.schema import Level
 from ..text import clock
-from .output import OK, best_text, print_json, printable, say, time_text
+from .output import OK, best_text, has_colours, printable, say, time_text
 from .output import STYLES as STATE_STYLES
-from .plot import Drawn, Line, chart_lines, metric_groups, pen_of
+from .plot import chart_lines, curve_of, metric_groups, style_of
 from .selection import find_run
 
 HEIGHT = 8  # lines of a chart, at least
@@ -39,14 +38,10 @@ def watch_command(options: argparse.Namespace) -> int:
     for name in options.metric or ():  # a run that trains may still come to measure it
         if run.state != "running" and names and name not in names:
             raise run.metrics.missing(name)
-    is_terminal = sys.stdout.isatty()
-    if options.json:
-        print_json({**run.as_json(), "last": run.last})
-    elif options.once or not is_terminal or os.environ.get("TERM") == "dumb":
-        size = shutil.get_terminal_size((80, PRINTED))
-        console = Console(highlight=False, width=size.columns)
-        height = size.lines - 1 if is_terminal else PRINTED
-        for line in screen_lines(run, options, console, height):
+    if options.once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        width = shutil.get_terminal_size((80, PRINTED)).columns
+        console = Console(highlight=False, width=width)
+        for line in screen_lines(run, options, width, PRINTED):
             console.print(line)
     else:
         show_live(run, options)
@@ -57,21 +52,18 @@ def watch_command(options: argparse.Namespace) -> int:
     return OK
 
 
-def screen_lines(
-    run: Run, options: argparse.Namespace, console: Console, height: int
-) -> list[Text]:
+def screen_lines(run: Run, options: argparse.Namespace, width: int, height: int) -> list[Text]:
     """One picture of a run, as high as asked for."""
-    is_plain = not (console.encoding or "").lower().startswith("utf")
-    lines = [*_heading(run, console.width), Text("")]
+    lines = [*_heading(run, width), Text("")]
     try:
-        lines += _charts(run, options, console.width, height - len(lines), is_plain=is_plain)
+        lines += _charts(run, options, width, height - len(lines))
     except CheckpointError as error:
         if str(error) not in run.problems:
             lines.append(Text(printable(str(error)), style="red"))
     for line in lines:
         line.rstrip()
         if line.no_wrap:
-            line.truncate(console.width, overflow="ellipsis")
+            line.truncate(width, overflow="ellipsis")
     return lines
 
 
@@ -107,54 +99,43 @@ def _progress_line(run: Run, width: int) -> str:
     return f"[{done:<{space}}]  {text}"
 
 
-def _charts(
-    run: Run, options: argparse.Namespace, width: int, height: int, *, is_plain: bool
-) -> list[Text]:
+def _charts(run: Run, options: argparse.Namespace, width: int, height: int) -> list[Text]:
     """The charts that fit; a line names the metrics that have none."""
     names = dict.fromkeys((*run.epoch_names, *run.step_names))
     if not names:
         later = " yet: they appear with the first steps." if run.state == "running" else "."
         return [Text(f"No metrics{later}")]
     panels = [[name] for name in options.metric or ()] or metric_groups(names, run.eval_keys)
+    if not has_colours():  # which tell the curves of a chart apart
+        panels = [[name] for panel in panels for name in panel]
     num_shown = max(min(len(panels), max(height - 1, HEIGHT) // HEIGHT), 1)
     left_out = [name for panel in panels[num_shown:] for name in panel]
     high = max((height - bool(left_out)) // num_shown, 4)
     lines = []
     for panel in panels[:num_shown]:
-        lines += _chart(run, panel, width, high, options.log, is_plain)
+        title = Text()
+        curves = []
+        for number, name in enumerate(panel):
+            curve = curve_of(run, name, 2 * width)
+            curves.append(curve)
+            title.append("  " if number else "")
+            title.append(printable(name), style=f"bold {style_of(number)}")
+            title.append(_note(run, curve))
+        lines += chart_lines(title, curves, width, high, is_log=options.log)
     if left_out:
         text = f"no room for: {printable(', '.join(left_out))} (choose with --metric NAME)"
         lines.append(Text(text, style="dim", no_wrap=True))
     return lines
 
 
-def _chart(
-    run: Run, names: Sequence[str], width: int, height: int, is_log: bool, is_plain: bool
-) -> list[Text]:
-    title: Line = []
-    curves = []
-    of_steps = run.step_names
-    for number, name in enumerate(names):
-        level: Level = "step" if name in of_steps else "epoch"
-        curve = run.metrics.curve(name, level=level, x="update", points=2 * width)
-        curves.append(Drawn(curve.places, curve.mean, curve.min, curve.max))
-        style, mark = pen_of(number)
-        label = f"{printable(name)} {mark}" if is_plain and len(names) > 1 else printable(name)
-        title += [("  " if number else "", ""), (label, f"bold {style}"), (_note(run, curve), "")]
-    lines = chart_lines(title, curves, "update", width, height, is_log=is_log, is_plain=is_plain)
-    return [Text.assemble(*line, no_wrap=True) for line in lines]
-
-
 def _note(run: Run, curve: MetricCurve) -> str:
     """The last value, the best one of epochs, and how many are not drawn."""
-    last = run.last_of(curve.name) if curve.level == "epoch" else None
-    values = [last.value] if last is not None else curve.mean[-1:]
+    text = f" {curve.mean[-1]:.4g}" if curve.mean else ": no value yet"
     best = run.best_of(curve.name) if curve.name in run.epoch_names else None
+    if best is not None:  # the mean of an epoch is no value of a step
+        which = "best epoch" if curve.level == "step" else "best"
+        text += f" ({which} {best.value:.4g} @{best.epoch})"
     odd = sum(curve.nonfinite)
-    text = f" {values[0]:.4g}" if values else ": no value yet"
-    # the mean of an epoch is no value of a step
-    which = "best epoch" if curve.level == "step" else "best"
-    text += f" ({which} {best.value:.4g} @{best.epoch})" if best is not None else ""
     return text + (f" ({odd} not finite)" if odd else "")
 
 
@@ -164,8 +145,9 @@ def show_live(run: Run, options: argparse.Namespace) -> None:
     try:
         with _keys() as is_over, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                height = console.size.height - 1
-                lines = screen_lines(Run(run.path), options, console, height)[:height]
+                size = console.size
+                height = size.height - 1
+                lines = screen_lines(Run(run.path), options, size.width, height)[:height]
                 hint = Text("q to quit", style="dim")
                 live.update(Text("\n").join([*lines, hint]), refresh=True)
                 if is_over(options.interval):

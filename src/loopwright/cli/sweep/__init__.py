@@ -87,7 +87,6 @@ class Result:
     value: float | None = None
     error: str | None = None
     seconds: float | None = None
-    progress: Any = None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -114,16 +113,7 @@ def sweep_command(options: argparse.Namespace) -> int:
     fixed = [
         text for text in options.overrides if text.lstrip("+").partition("=")[0] not in sweep.space
     ]
-    job = SweepJob(options, sweep, load_config(options.config, fixed))
-    if not options.list:
-        return job.run()
-    if job.method == "optuna":
-        raise ConfigurationError(
-            "no-list-of-runs",
-            "Optuna chooses values while the sweep runs, so there is no list of runs beforehand.",
-        )
-    print_tasks(list(job.tasks()), as_json=options.json)
-    return OK
+    return SweepJob(options, sweep, load_config(options.config, fixed)).run()
 
 
 class SweepJob:
@@ -200,8 +190,7 @@ class SweepJob:
         """The runs to train and their total number; finished runs are added to the results."""
         if self.method == "optuna":
             num = self.options.num or self.sweep.num or DEFAULT_NUM
-            prunes = not self.options.no_pruning
-            found = Optuna(self.sweep, self.folder, self.mode, num=num, prunes=prunes)
+            found = Optuna(self.sweep, self.folder, self.mode, num)
             for task in found.tasks_before():
                 self._take(task)
             return found, num
@@ -304,7 +293,7 @@ def read_result(task: Task, metric: str, mode: Mode, error: str | None = None) -
     if error is not None and state not in ("interrupted", "finished"):
         state = "failed"
     reason = error or (run.reason if state == "failed" else None)
-    return Result(task, state, best_value(run, metric, mode), reason, run.seconds, run.progress)
+    return Result(task, state, best_value(run, metric, mode), reason, run.seconds)
 
 
 def best_value(run: RunView, metric: str, mode: Mode) -> float | None:
@@ -329,13 +318,12 @@ def print_results(
         print("No run has ended yet.")
         return
     titles = short_keys(ordered[0].task.chosen)
-    values = [metric.upper(), "STATE", "PROGRESS", "TIME", "RUN"]
+    values = [metric.upper(), "STATE", "TIME", "RUN"]
     rows = [
         [
             *(number_text(result.task.chosen.get(key)) for key in titles),
             number_text(result.value),
             result.state,
-            "-" if result.progress is None else str(result.progress),
             time_text(result.seconds),
             str(result.task.path),
         ]
@@ -343,24 +331,12 @@ def print_results(
     ]
     header = [*(title.upper() for title in titles.values()), *values]
     print()
-    print_fitted(header, rows, right=str(len(titles)), fold=str(len(titles) + 4))
+    print_fitted(header, rows, right=str(len(titles)), fold=str(len(titles) + 3))
     for result in ordered:
         if result.error is not None:
             output = folder / "output" / f"{result.task.path.name}.txt"
             text = f"{result.task}: {result.error}\n  (its output: {output})"
             say(text, RED, keep="\n")
-
-
-def print_tasks(tasks: Sequence[Task], *, as_json: bool) -> None:
-    """Print the runs that would be trained."""
-    if as_json:
-        fields = ("name", "chosen", "path")
-        print_json([{name: getattr(task, name) for name in fields} for task in tasks])
-        return
-    titles = short_keys(tasks[0].chosen)
-    rows = [[*(number_text(task.chosen[key]) for key in titles), str(task.path)] for task in tasks]
-    header = [*(title.upper() for title in titles.values()), "RUN"]
-    print_fitted(header, rows, fold=str(len(titles)))
 
 
 # The choice of runs
@@ -392,7 +368,7 @@ class Optuna(Search):
     first.
     """
 
-    def __init__(self, sweep: Sweep, folder: Path, mode: Mode, *, num: int, prunes: bool) -> None:
+    def __init__(self, sweep: Sweep, folder: Path, mode: Mode, num: int) -> None:
         super().__init__()
         try:
             import optuna
@@ -403,12 +379,11 @@ class Optuna(Search):
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         folder.mkdir(parents=True, exist_ok=True)
-        pruners = optuna.pruners
         study = optuna.create_study(
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL))),
             study_name="sweep",
             direction=DIRECTIONS[mode],
-            pruner=pruners.MedianPruner(n_startup_trials=3) if prunes else pruners.NopPruner(),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
             load_if_exists=True,
         )
         direction = study.direction.name.lower()

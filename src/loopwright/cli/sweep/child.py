@@ -7,7 +7,6 @@ gone, it saves and ends.
 from __future__ import annotations
 
 import json
-import math
 import os
 import queue
 import signal
@@ -116,7 +115,7 @@ class Reporter(Callback):
         self._metric = metric
         self._parent = parent
         self._update = -1
-        self._value: float | None = None
+        self._value = ""
 
     def on_update_end(self, trainer: Trainer) -> None:
         self._report(trainer, logged_metrics(trainer))
@@ -127,17 +126,13 @@ class Reporter(Callback):
     def _report(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         value = metrics.get(self._metric)
         update = trainer.progress.update
-        if value is None or update == self._update or self._is_known(value):
+        # as text, NaN is equal to NaN: a value is reported once, though it stays among the metrics
+        if value is None or update == self._update or repr(value) == self._value:
             return
         self._update = update
-        self._value = value
+        self._value = repr(value)
         if not self._parent.ask({"update": update, "value": value}):
             trainer.stop(PRUNED)
-
-    def _is_known(self, value: float) -> bool:
-        """Whether the value is that of the last report, with NaN equal to NaN."""
-        last = self._value
-        return last is not None and (value == last or (math.isnan(value) and math.isnan(last)))
 
 
 if __name__ == "__main__":
