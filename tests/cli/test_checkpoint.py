@@ -24,7 +24,7 @@ COMPLETE = ("--checkpoint", "newest")
 
 
 def test_list_as_json_says_everything_that_the_table_does(finished):
-    rows = json.loads(run("list", finished / "first", "--json", "--verify").stdout)
+    rows = json.loads(run("verify", finished / "first", "--json").stdout)
     first = rows[0]
     path = finished / "first/checkpoints/update-00000005"
     assert {
@@ -221,7 +221,7 @@ def test_a_pickle_in_place_of_any_file_is_never_loaded(own_run, tmp_path, capsys
     for file in FILES:
         (own_run / NEWEST / file).write_bytes((tmp_path / "bomb.pt").read_bytes())
     for arguments in (
-        ["list", own_run, "--verify"],
+        ["verify", own_run],
         ["show", own_run / NEWEST],
         ["diff", own_run / NEWEST, tmp_path / "bomb.pt"],
         ["diff", tmp_path / "bomb.pt", own_run],

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import yaml
 
 from loopwright.config import load_config
 from tests.cli.projects import CONFIG, Project, Shell
@@ -26,27 +25,9 @@ def test_show_keeps_what_comes_from_the_environment_secret(
     project: Project, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SECRET_WORD", "sesame")
-    assert shell("config", "show", "run.yaml", "+vars.word=${env:SECRET_WORD}", "--origins") == 0
+    assert shell("config", "show", "run.yaml", "+vars.word=${env:SECRET_WORD}") == 0
     assert "${env:SECRET_WORD}" in shell.out
     assert "sesame" not in shell.out
-
-
-def test_origins_name_file_and_line_and_the_text_stays_the_same_config(
-    project: Project, shell: Shell
-):
-    project.write("base.yaml", CONFIG)
-    long = " ".join(["word"] * 60)
-    project.write(
-        "run.yaml", f"defaults: [base.yaml]\nseed: 7\nvars: {{note: '{long}', list: [1, [2, 3]]}}\n"
-    )
-    assert shell("config", "show", "run.yaml", "model.width=5", "--origins") == 0
-    lines = {line.split(":")[0].strip(): line for line in shell.out.splitlines()}
-    assert lines["seed"].endswith("# run.yaml:2")
-    assert lines["name"].endswith("# base.yaml:2")
-    assert [line for line in shell.out.splitlines() if line.endswith("# command line")] == [
-        line for line in shell.out.splitlines() if line.strip().startswith("width: 5")
-    ]
-    assert yaml.safe_load(shell.out) == load_config("run.yaml", ["model.width=5"]).tree
 
 
 # validate

@@ -30,7 +30,6 @@ COMMANDS = [
     ["runs", "."],
     ["show", "large"],
     ["show", "large", "--json"],
-    ["show", "large", "--config"],
     ["diff", "large", "first"],
     ["plot", "large", "first"],
     ["report", ".", "-o", "report.html"],

@@ -24,7 +24,7 @@ MISTYPED = [
         "the following arguments are required: --data, -o/--output\n"
         "usage: loopwright predict [RUN] --data KEY",
     ),
-    ("plot --smooth much", "argument --smooth: invalid int value: 'much'"),
+    ("runs --limit much", "argument --limit: invalid int value: 'much'"),
 ]
 
 

@@ -48,28 +48,6 @@ def test_table_has_a_row_for_each_run_with_state_progress_and_best_metric(in_gal
 def test_newest_comes_first(runs):
     listed = runs()
     assert (listed[0], listed[1], listed[-1]) == ("killed", "deep/twin", "finished")
-    assert runs("--reverse") == listed[::-1]
-
-
-def test_names_are_filtered_by_a_part_or_a_pattern(runs):
-    assert runs("--name", "twi") == ["deep/twin"]
-    assert set(runs("--name", "f*")) == {"finished", "failed"}
-    assert runs("--name", "deep/*") == ["deep/twin"]
-
-
-def test_metrics_are_filtered_by_their_best_value(runs):
-    best = RunView("runs/finished").best("eval_loss").value
-    others = {name for name in ALL if RunView(Path("runs") / name).best("eval_loss").value <= best}
-    assert set(runs("--where", f"eval_loss<={best!r}")) == others
-    assert runs("--where", "eval_loss<0") == []
-    assert runs("--where", "nothing>0") == []
-
-
-@pytest.mark.parametrize(
-    ("order", "first"), [("name", "failed"), ("state", "killed"), ("progress", "deep/twin")]
-)
-def test_other_orders(runs, order, first):
-    assert runs("--sort", order, "--limit", "1") == [first]
 
 
 def test_tags_are_shown_and_filtered(configured, capsys):
@@ -83,7 +61,7 @@ def test_tags_are_shown_and_filtered(configured, capsys):
 
 
 def test_json_says_everything_that_the_table_does(in_gallery, capsys):
-    assert main(["runs", "--json", "--name", "killed"]) == 0
+    assert main(["runs", "--json", "--state", "crashed"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     best = RunView("runs/killed").best("eval_loss")
     assert row["state"] == "crashed"
@@ -131,11 +109,6 @@ def test_text_of_a_run_cannot_control_the_terminal(tmp_path, capsys):
 
 MISTAKES = {
     "an unknown state": (["--state", "done"], "--state done: a run is one of running, crashed"),
-    "a condition without a number": (
-        ["--where", "loss<low"],
-        "write a metric, one of < > <= >=, and a number",
-    ),
-    "a condition without a comparison": (["--where", "loss"], "write a metric"),
 }
 
 
@@ -172,7 +145,7 @@ def strip_styles(text: str) -> str:
             "twin",
             "twi",
             "deep",
-            "-2",
+            "last~1",
         ],
         str(ROOT / ".." / "ABSOLUTE"),
     ],
@@ -186,7 +159,7 @@ ERRORS = {
     "stoped": "There is no run 'stoped' in runs/. Did you mean:\n  stopped  (stopped, id ",
     "f": "'f' could be any of 2 runs:\n  failed  (failed, id ",
     "qqqqqqqq": "There is no run 'qqqqqqqq' in runs/. The newest are:\n  killed  (crashed, id ",
-    "-7": "There is no run '-7': runs/ has only 6 runs.",
+    "last~6": "There is no run 'last~6': runs/ has only 6 runs.",
 }
 
 

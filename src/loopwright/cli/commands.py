@@ -288,7 +288,6 @@ def _predict(parser: ArgumentParser) -> None:
       .safetensors  tensors by name: `output`; for a dict its keys; for a tuple
                     `output.0`, `output.1` and so on
       .npy          NumPy, for a model with one output
-      .npz          NumPy, for a model with several outputs
       .json         lists of numbers; also for outputs that are not tensors
 
     examples:
@@ -322,12 +321,9 @@ def _config_show(parser: ArgumentParser) -> None:
 
     examples:
       loopwright config show run.yaml model.width=64
-      loopwright config show run.yaml --origins
     """
     add_config(parser)
-    form = parser.add_mutually_exclusive_group()
-    add(form, "--origins", "add the file and line that each value comes from")
-    add(form, "--json", "print JSON instead of YAML")
+    add(parser, "--json", "print JSON instead of YAML")
 
 
 @command("config validate", "config.validate_command")
@@ -532,7 +528,7 @@ def _report(parser: ArgumentParser) -> None:
 
 @command("runs", "runs.runs_command")
 def _runs(parser: ArgumentParser) -> None:
-    r"""List runs in a table.
+    """List runs in a table.
 
     The folder is searched with all folders in it. The states of a run:
 
@@ -550,9 +546,8 @@ def _runs(parser: ArgumentParser) -> None:
 
     examples:
       loopwright runs
-      loopwright runs --state running,crashed --sort progress
-      loopwright runs --name 'digits*' --metric eval_accuracy \
-          --where 'eval_accuracy>0.97' --sort metric
+      loopwright runs --state running,crashed
+      loopwright runs --metric eval_accuracy --sort metric --limit 10
     """
     add(
         parser,
@@ -563,27 +558,18 @@ def _runs(parser: ArgumentParser) -> None:
     )
     choose = parser.add_argument_group("filters")
     add(choose, "--state STATE,...", "only runs in these states: --state failed,crashed")
-    add(choose, "--name TEXT", "only runs whose name or path contains this; * and ? match")
     add(
         choose, "--tag TAG", "only runs with this tag; may be repeated", action="append", default=[]
-    )
-    add(
-        choose,
-        "--where CONDITION",
-        "only runs whose best value satisfies this: 'eval_loss<0.5'; may be repeated",
-        action="append",
-        default=[],
     )
     add(choose, "--limit N", "only the first N runs", type=int)
     add(parser, "--metric NAME", "the metric to show (default: the main metric of each run)")
     add(parser, "--best min|max", "whether smaller or larger values of the metric are better")
     add(
         parser,
-        "--sort age|name|state|progress|metric|time",
+        "--sort age|metric",
         "the order of the table (default: age, the newest first)",
         default="age",
     )
-    add(parser, "--reverse", "reverse the order")
     add(parser, "--json", "print JSON")
 
 
@@ -597,11 +583,9 @@ def _show(parser: ArgumentParser) -> None:
 
     examples:
       loopwright show
-      loopwright show runs/digits --config
       loopwright show digits --json
     """
     add_run(parser)
-    add(parser, "--config", "print its config, which you can train from again")
     add(parser, "--all", "print everything that run.json holds, at full length")
     add(parser, "--json", "print everything as JSON, with run.json and the config")
 
@@ -734,10 +718,9 @@ def _checkpoint_list(parser: ArgumentParser) -> None:
 
     examples:
       loopwright checkpoint list
-      loopwright checkpoint list runs/digits --verify
+      loopwright checkpoint list runs/digits
     """
     add_run(parser, "run_directory", what=FOLDER)
-    add(parser, "--verify", "compare hashes too, not only sizes")
     add(parser, "--json", "print JSON")
 
 

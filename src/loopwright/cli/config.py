@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from .output import FOUND, OK, RED, print_json, printable, say
 from .selection import check_run_file
 
 MAX_RUNS = 500
-MAX_COLUMN = 60
 
 
 def show_command(options: argparse.Namespace) -> int:
@@ -36,8 +34,7 @@ def show_command(options: argparse.Namespace) -> int:
     if options.json:
         print_json(yaml.safe_load(config.to_yaml()))  # in which values of the environment are not
         return OK
-    text = with_origins(config) if options.origins else config.to_yaml()
-    print(printable(text, keep="\n"), end="")
+    print(printable(config.to_yaml(), keep="\n"), end="")
     return OK
 
 
@@ -100,46 +97,3 @@ def _print_report(found: dict[str, list[Problem]]) -> None:
         say(f"{file}: {counted(len(problems), 'mistake')}", RED)
         for problem in problems:
             say(f"  {problem}".replace("\n", "\n  "), keep="\n")
-
-
-def with_origins(config: Config) -> str:
-    """The text of `config.to_yaml()`, with `# file:line` behind the lines whose value comes from
-    there."""
-    text = config.to_yaml()
-    lines = text.splitlines()
-    origins: dict[int, str] = {}
-    for line, key in _keys(yaml.compose(text, Loader=yaml.SafeLoader), ""):
-        origins[line] = origin_text(*config.place(key))
-    column = min(max((len(lines[line]) for line in origins), default=0), MAX_COLUMN)
-    for line, origin in origins.items():
-        lines[line] = f"{lines[line]:<{column}}  # {origin}"
-    return "\n".join(lines) + "\n"
-
-
-def origin_text(file: str, line: int | None) -> str:
-    path = Path(file)
-    shown = (
-        path.relative_to(Path.cwd())
-        if path.is_absolute() and path.is_relative_to(Path.cwd())
-        else path
-    )
-    return str(shown) if line is None else f"{shown}:{line}"
-
-
-def _keys(node: yaml.Node | None, prefix: str) -> Iterator[tuple[int, str]]:
-    """The line and dotted key of each value that ends on the line it begins on, so that a comment
-    can follow it."""
-    if isinstance(node, yaml.MappingNode) and not node.flow_style:
-        for key, value in node.value:
-            yield from _entry(value, f"{prefix}.{key.value}" if prefix else str(key.value))
-    elif isinstance(node, yaml.SequenceNode) and not node.flow_style:
-        for number, item in enumerate(node.value):
-            yield from _entry(item, f"{prefix}.{number}")
-
-
-def _entry(value: yaml.Node, key: str) -> Iterator[tuple[int, str]]:
-    is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
-    if is_block:
-        yield from _keys(value, key)
-    elif value.start_mark.line == value.end_mark.line:
-        yield value.start_mark.line, key

@@ -117,20 +117,17 @@ def _safetensors(outputs: Mapping[str, Any]) -> bytes:
 
 
 def _npy(outputs: Mapping[str, Any]) -> bytes:
-    arrays = _arrays(outputs, ".npy")
-    if len(arrays) != 1:
+    tensors = _tensors(outputs, ".npy")
+    if len(tensors) != 1:
         raise ConfigurationError(
             "several-outputs",
-            f"The model has {len(arrays)} outputs ({', '.join(arrays)}): use .npz, not .npy.",
+            f"The model has {len(tensors)} outputs ({', '.join(tensors)}): use .safetensors.",
         )
+    (values,) = tensors.values()
+    if values.dtype == torch.bfloat16:  # which numpy does not have
+        values = values.float()
     file = BytesIO()
-    np.save(file, next(iter(arrays.values())), allow_pickle=False)
-    return file.getvalue()
-
-
-def _npz(outputs: Mapping[str, Any]) -> bytes:
-    file = BytesIO()
-    np.savez(file, **_arrays(outputs, ".npz"))
+    np.save(file, values.resolve_conj().numpy(), allow_pickle=False)
     return file.getvalue()
 
 
@@ -159,18 +156,8 @@ def _tensors(outputs: Mapping[str, Any], suffix: str) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in outputs.items()}
 
 
-def _arrays(outputs: Mapping[str, Any], suffix: str) -> dict[str, Any]:
-    """Convert to numpy; bfloat16, which it does not have, becomes float32."""
-    tensors = _tensors(outputs, suffix)
-    return {
-        n: (v.float() if v.dtype == torch.bfloat16 else v).resolve_conj().numpy()
-        for n, v in tensors.items()
-    }
-
-
 SUFFIXES: dict[str, Callable[[Mapping[str, Any]], bytes]] = {
     ".safetensors": _safetensors,
     ".npy": _npy,
-    ".npz": _npz,
     ".json": _json,
 }

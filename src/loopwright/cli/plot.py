@@ -54,7 +54,8 @@ def plot_command(options: argparse.Namespace) -> int:
                 lines = chart_lines(title, drawn, width, HEIGHT, is_log=options.log)
                 console.print(*lines, sep="\n")
         return OK
-    path = Path(options.output or re.sub(r"[^\w.-]+", "-", "+".join(metrics)).strip("-.") + ".png")
+    plain = re.sub(r"[^\w.-]+", "-", "+".join(group[0] for group in groups)).strip("-.")
+    path = Path(options.output or f"{plain}.png")
     check_output(path, force=True, suffixes=FORMATS)
     draw_picture(path, panels, is_log=options.log)
     whose = next(iter(names)) if len(names) == 1 else f"{len(names)} runs"

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import operator
-import re
-from collections.abc import Callable
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigurationError
-from ..metrics.best import Mode, ranked
+from ..metrics.best import ranked
 from ..run.metrics_view import BestValue
 from ..run.reading import STATES, Run, newest_first
 from .commands import ROOT
 from .output import OK, age_text, best_text, print_fitted, print_json, say, time_text
 from .selection import no_runs_text, short_path
-
-COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
-NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?inf"
-CONDITION = re.compile(rf"\s*(.+?)\s*(<=|>=|<|>)\s*({NUMBER})\s*")
 
 
 def runs_command(options: argparse.Namespace) -> int:
@@ -35,9 +26,7 @@ def runs_command(options: argparse.Namespace) -> int:
     chosen = _choose(found, options)
     if options.sort == "metric":
         chosen = _by_metric(chosen, options)
-    elif options.sort in KEYS:
-        chosen = sorted(chosen, key=KEYS[options.sort])
-    chosen = (chosen[::-1] if options.reverse else chosen)[: options.limit]
+    chosen = chosen[: options.limit]
     if options.json:
         print_json([run.as_json(options.metric, options.best) for run in chosen])
     elif chosen:
@@ -49,31 +38,6 @@ def runs_command(options: argparse.Namespace) -> int:
     return OK
 
 
-def parse_condition(text: str) -> tuple[str, Callable[[float, float], bool], float]:
-    """The metric, the comparison and the number of a condition such as `eval_loss<0.5`."""
-    match = CONDITION.fullmatch(text)
-    if match is None:
-        raise ConfigurationError(
-            "malformed-condition",
-            f"--where {text!r}: write a metric, one of < > <= >=, and a number, as in "
-            "'eval_loss<0.5'.",
-        )
-    return match[1], COMPARISONS[match[2]], float(match[3])
-
-
-def best_to_compare(run: Run, name: str, mode: Mode | None, option: str) -> BestValue | None:
-    """The best value of a metric, None where it was not measured; an error where it is not known
-    what is better."""
-    if mode is None and name in run.epoch_names and run.mode_of(name) is None:
-        raise ConfigurationError(
-            "unknown-best",
-            f"{option} compares the best values of {name!r}, and neither its name nor the run "
-            f"{run.name!r} says whether smaller or larger values are better: add --best min or "
-            "--best max.",
-        )
-    return run.best_of(name, mode)
-
-
 def _choose(runs: list[Run], options: argparse.Namespace) -> list[Run]:
     if options.state is not None:
         wanted = {state.strip() for state in options.state.split(",")}
@@ -83,20 +47,9 @@ def _choose(runs: list[Run], options: argparse.Namespace) -> list[Run]:
                 f"--state {', '.join(sorted(unknown))}: a run is one of {', '.join(STATES)}.",
             )
         runs = [run for run in runs if run.state in wanted]
-    if options.name is not None:
-        runs = [run for run in runs if _is_named(run, options.name, options.root)]
     for tag in options.tag:
         runs = [run for run in runs if tag in run.tags]
-    for name, compare, number in map(parse_condition, options.where):
-        found = [(run, best_to_compare(run, name, options.best, "--where")) for run in runs]
-        runs = [run for run, best in found if best is not None and compare(best.value, number)]
     return runs
-
-
-def _is_named(run: Run, wanted: str, root: str) -> bool:
-    words = (run.name, short_path(run, root))
-    has_wildcard = any(mark in wanted for mark in "*?[")
-    return any(fnmatchcase(word, wanted) if has_wildcard else wanted in word for word in words)
 
 
 def _by_metric(runs: list[Run], options: argparse.Namespace) -> list[Run]:
@@ -111,19 +64,20 @@ def _by_metric(runs: list[Run], options: argparse.Namespace) -> list[Run]:
     found: dict[Run, BestValue] = {}
     for run in runs:
         name = options.metric or run.main_metric
-        best = best_to_compare(run, name, options.best, "--sort metric") if name else None
+        if name is None:
+            continue
+        if options.best is None and name in run.epoch_names and run.mode_of(name) is None:
+            raise ConfigurationError(
+                "unknown-best",
+                f"--sort metric compares the best values of {name!r}, and neither its name nor "
+                f"the run {run.name!r} says whether smaller or larger values are better: add "
+                "--best min or --best max.",
+            )
+        best = run.best_of(name, options.best)
         if best is not None:
             found[run] = best
     known = ranked(found, lambda run: found[run].value, lambda run: found[run].mode or "min")
     return [*known, *(run for run in runs if run not in found)]
-
-
-KEYS: dict[str, Callable[[Run], Any]] = {  # of --sort; by age, as runs are found
-    "name": lambda run: (run.name, str(run.path)),
-    "state": lambda run: STATES.index(run.state),
-    "progress": lambda run: (-(run.progress.fraction or 0.0), -(run.progress.update or 0)),
-    "time": lambda run: -(run.seconds or 0.0),
-}
 
 
 def _print_table(runs: list[Run], root: Path, options: argparse.Namespace) -> None:

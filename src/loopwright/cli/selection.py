@@ -28,10 +28,9 @@ FILES_OF_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 def find_run(text: str, root: str = ROOT) -> Run:
     """Look up a run by path, id, name or `last`; an error lists the candidates."""
-    from_the_end = re.fullmatch(r"-([1-9]\d{0,5})|last~(\d{1,6})|(?i:last)", text)
+    from_the_end = re.fullmatch(r"last(?:~(\d{1,6}))?", text)
     if from_the_end:
-        place = int(from_the_end[1] or int(from_the_end[2] or 0) + 1)
-        return _newest(root, place, text)
+        return _newest(root, int(from_the_end[1] or 0) + 1, text)
     found = _at(Path(text)) or _at(Path(root) / text)
     if not found:
         runs = newest_first(root)

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from ..checkpoint.layout import read_limited
 from ..dashboard.summary import sentences
 from ..profiling.report import Report
 from ..run.directory import CONFIG, LOG
-from ..run.files import MAX_BYTES
 from ..run.reading import Run
 from ..text import counted, size
 from .output import (
@@ -24,18 +22,12 @@ from .output import (
     number_text,
     print_fitted,
     print_json,
-    printable,
     say,
     time_text,
 )
 from .selection import find_run
 
 TABLES = ("packages", "hardware", "data", "config", "fingerprint")  # of which --all shows more
-SEEDS = {
-    "argument": ", given as `seed`",
-    "seed_everything": ", from seed_everything",
-    "default": ", the default",
-}
 VERSIONS = ("loopwright", "torch", "python")
 MAX_TEXT = 200
 
@@ -52,20 +44,9 @@ def show_command(options: argparse.Namespace) -> int:
                 "profile": run.profile,
             }
         )
-    elif options.config:
-        return _print_config(run)
     else:
         _print_run(run, is_full=options.all)
     return FOUND if run.problems or run.state in ("failed", "crashed", "unreadable") else OK
-
-
-def _print_config(run: Run) -> int:
-    path = run.path / CONFIG
-    if not path.is_file():
-        say(f"{run.path} has no {CONFIG}: a program started this run, not a run file.")
-        return FOUND
-    print(printable(read_limited(path, MAX_BYTES).decode(errors="replace"), keep="\n"), end="")
-    return OK
 
 
 def _print_run(run: Run, *, is_full: bool) -> None:
@@ -94,7 +75,6 @@ def _print_facts(run: Run, *, is_full: bool) -> None:
     sizes = manifest.get("num_parameters") or {}
     versions = [f"{key} {manifest[key]}" for key in VERSIONS if key in manifest]
     started = _moment_text(run.started)
-    source = str(manifest.get("seed_source"))
     facts: dict[str, Any] = {
         "name": run.name,
         "id": run.id,
@@ -106,7 +86,7 @@ def _print_facts(run: Run, *, is_full: bool) -> None:
         "tags": ", ".join(run.tags),
         "command": run.command,
         "code": code,
-        "seed": "seed" in manifest and f"{manifest['seed']}{SEEDS.get(source, '')}",
+        "seed": str(manifest["seed"]) if "seed" in manifest else None,
         "device": run.device,
         "interface": run.interface,
         "compile": _compile_text(manifest.get("arguments"), manifest.get("compiled")),
@@ -114,7 +94,7 @@ def _print_facts(run: Run, *, is_full: bool) -> None:
         "versions": ", ".join(versions),
         "platform": manifest.get("platform"),
         "changes": "; ".join(run.changes),
-        "config": f"{CONFIG} (--config prints it)" if (run.path / CONFIG).is_file() else None,
+        "config": CONFIG if (run.path / CONFIG).is_file() else None,
         "log": LOG if (run.path / LOG).is_file() else None,
     }
     tables = ((key, manifest.get(key)) for key in TABLES)
@@ -179,18 +159,11 @@ def _print_profile(run: Run) -> None:
 
 
 def _compile_text(arguments: object, noted: object) -> str | None:
-    """ "step: eager (not faster: ...); graphs 1, recompilations 0, seconds of compiling 8.1", or
-    "model"."""
+    """ "step: eager (not faster: ...)", or "model"."""
     given = arguments.get("compile") if isinstance(arguments, dict) else None
     if not isinstance(noted, dict) or not noted.get("choice"):
         return given and str(given)
-    numbers = {
-        "graphs": "graphs",
-        "recompilations": "recompilations",
-        "seconds of compiling": "seconds",
-    }
-    counts = ", ".join(f"{title} {noted.get(name, 0)}" for title, name in numbers.items())
-    return f"{given or 'step'}: {noted['choice']} ({noted.get('reason')}); {counts}"
+    return f"{given or 'step'}: {noted['choice']} ({noted.get('reason')})"
 
 
 def _metrics_as_json(run: Run) -> dict[str, Any]:
