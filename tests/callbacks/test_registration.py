@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-import torch
 
 import loopwright.callbacks
 from loopwright import Callback, Trainer, callbacks
