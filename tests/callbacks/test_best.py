@@ -141,13 +141,6 @@ def test_a_crashed_run_keeps_the_same_models(tmp_path, points, crash):
         assert all(torch.equal(value, other[name]) for name, value in load_weights(path).items())
 
 
-def test_a_finished_run_that_is_started_again_keeps_its_best_model(points, tmp_path):
-    run(points, [BestCheckpoint("score"), Logged(score=[0.5, 0.9, 0.7])], 3, tmp_path)
-    before = kept(tmp_path)
-    run(points, [BestCheckpoint("score"), Logged(score=[0.5, 0.9, 0.7])], 3, tmp_path)
-    assert kept(tmp_path) == before == {"score": 10}
-
-
 # The best models, several of which may be kept
 
 
@@ -226,14 +219,3 @@ def test_a_first_value_that_is_no_number_is_kept_until_there_is_one(tmp_path, po
     run(points, [Logged(score=[float("nan"), 0.1]), BestCheckpoint("score")], 2, tmp_path / "two")
     assert kept(tmp_path / "two") == {"score": 10}
     assert isinstance(load_weights(tmp_path / "one" / "kept" / "update-00000005-score"), dict)
-
-
-def test_two_metrics_that_are_best_at_once_are_both_kept(tmp_path, points):
-    callbacks = [
-        Logged(score=[1.0]),
-        OfflineLoss("train"),
-        BestCheckpoint("score"),
-        BestCheckpoint("train_loss"),
-    ]
-    run(points, callbacks, 1, tmp_path)
-    assert kept(tmp_path) == {"score": 5, "train_loss": 5}

@@ -79,14 +79,6 @@ def test_every_evaluation_is_repeated_with_the_averages_under_their_name(points)
     assert trainer.history.last("eval_loss") != expected
 
 
-def test_several_averages_are_evaluated_side_by_side_and_never_inside_each_other(points):
-    slow, fast = EMA(0.99, name="slow"), EMA(0.5, name="fast")
-    trainer = train(build_trainer([slow, fast]), points)
-    assert set(trainer.history.names) == {"loss", "eval_loss", "eval_slow_loss", "eval_fast_loss"}
-    alone = train(build_trainer([EMA(0.5, name="fast")]), points)
-    assert trainer.history["eval_fast_loss"] == alone.history["eval_fast_loss"]
-
-
 def test_two_averages_of_one_name_are_refused(points):
     with raises("two-averages", "ema"):
         train(build_trainer([EMA(0.9), EMA(0.5)]), points)
@@ -209,11 +201,6 @@ def test_one_of_several_averages_is_put_in_place_by_its_decay(points):
     for decay in (None, 0.7):
         with raises("unknown-decay"), both.weights(trainer, decay=decay):
             pass
-
-
-@pytest.mark.parametrize("after_update", [3, 5])
-def test_a_crashed_run_ends_with_the_same_averages_of_all_decays(tmp_path, points, after_update):
-    assert_same_after_crash(tmp_path, points, lambda: [EMA([0.9, 0.5], warmup=True)], after_update)
 
 
 def test_metrics_of_other_callbacks_are_measured_for_the_averages_too(points):

@@ -41,10 +41,6 @@ def moments(points: Any, num_epochs: int = 2, **every: int) -> list[tuple[int, i
     return clock.seen
 
 
-def test_every_third_update(points):
-    assert [update for _, update, _ in moments(points, every_n_updates=3)] == [3, 6, 9]
-
-
 @pytest.mark.parametrize("n", [1, 8, 10, 20, 37, 40, 74, 75])
 def test_samples_fall_to_the_first_update_at_or_past_each_multiple(points, n):
     reached = [next(s for s in SAMPLES if s >= multiple) for multiple in range(n, 75, n)]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from loopwright import Callback, DataError, Trainer
-from loopwright.callbacks import LimitBatches, Rewind, TimeLimit
+from loopwright.callbacks import LimitBatches, TimeLimit
 from loopwright.callbacks.stopping import ENVIRONMENT
 from loopwright.data.open import open_stream
 from loopwright.data.stream import LimitedStream
@@ -146,16 +146,6 @@ def test_sizes_of_an_epoch_are_right_or_unknown(points, limit, sizes):
     assert (stream.num_batches, stream.num_samples) == sizes
     stream.begin(0)
     assert len(list(stream)) == sizes[0]
-
-
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize(("limit", "num_steps"), [(3, 2), (9, 5)])
-def test_of_the_first_batches_a_rewind_may_leave_some_out(points, order, limit, num_steps):
-    batches = [[tensor[i : i + 6].clone() for tensor in points.tensors] for i in range(0, 36, 6)]
-    batches[1][0][0, 0] = torch.nan
-    trainer = build_trainer([LimitBatches(train=limit), Rewind()][::order], build_linear())
-    trainer.train(batches, 1)
-    assert trainer.progress.step == num_steps
 
 
 def test_a_position_without_a_limit_is_refused_with_one(points):

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from loopwright import Trainer
-from loopwright.callbacks import OfflineLoss, OnlineLoss, Rewind
+from loopwright.callbacks import OfflineLoss, OnlineLoss
 from loopwright.callbacks.losses import FLUSH_STEPS
 
 from ..loops import assert_same_model, build_net, evaluate_by_hand
@@ -117,17 +117,6 @@ def test_losses_do_not_pile_up_without_end(points):
         batch_size=2,
     )
     assert trainer.history["online_loss"] == trainer.history["loss"]
-
-
-def test_running_losses_go_back_with_a_rewind(points):
-    inputs, targets = (tensor.clone() for tensor in points.tensors)
-    inputs[20] = float("nan")
-    rewound = build_trainer([OnlineLoss(every_n_updates=2), Rewind(every_updates=3)])
-    rewound.train(TensorDataset(inputs, targets), 1, batch_size=8)
-    losses = list(rewound.history.steps["loss"])
-    assert len(losses) == 4
-    assert torch.tensor(list(rewound.history.steps["online_loss"])).isfinite().all()
-    assert list(rewound.history.steps["online_loss"].steps) == [2, 4]
 
 
 def test_a_position_in_evaluation_data_that_goes_on_is_part_of_the_state(tmp_path, points):

@@ -39,13 +39,6 @@ def test_accuracy_is_that_of_all_samples_whatever_the_batches():
         )
 
 
-def test_training_is_the_same_with_and_without_metrics():
-    plain, measured = build(), build(metrics=["accuracy"])
-    for trainer in (plain, measured):
-        trainer.train((INPUTS, CLASSES), num_epochs=2, eval_data=(INPUTS, CLASSES), batch_size=8)
-    assert torch.equal(plain.model.weight, measured.model.weight)
-
-
 def test_functions_return_a_mean_or_a_value_for_each_sample():
     def error(outputs, targets):
         return (outputs - targets).abs().squeeze(1)

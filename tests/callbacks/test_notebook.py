@@ -146,15 +146,6 @@ def test_an_interrupt_ends_the_cell_in_one_line_and_the_trainer_goes_on(kernel: 
     assert after.result["text/plain"] == "(20, 4)"
 
 
-def test_an_interrupt_of_an_evaluation_is_one_line_too(kernel: Kernel):
-    cell = kernel.run("trainer.waits = True\ntrainer.evaluate(data)", when_waiting=kernel.interrupt)
-    assert cell.error == ["Interrupted: `evaluate` did not finish."]
-    assert (
-        kernel.run("trainer.waits = False\nlist(trainer.evaluate(data))").result["text/plain"]
-        == "['loss']"
-    )
-
-
 # Without a kernel
 
 
@@ -177,7 +168,3 @@ def test_of_many_epochs_the_last_are_shown_and_the_others_counted():
     text = history._repr_html_()
     assert "70 rows before these" in text
     assert text.count("<tr") == 32
-
-
-def test_an_empty_history_can_be_shown():
-    assert "no epochs" in History()._repr_html_()

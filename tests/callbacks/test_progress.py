@@ -63,47 +63,7 @@ def test_without_a_terminal_there_is_one_plain_line_an_epoch(points, capsys):
     assert re.fullmatch(r"Best eval_loss \d\.\d+ in epoch [12]\.", last)
 
 
-def test_within_a_long_epoch_there_is_a_line_every_interval(
-    points, capsys, monkeypatch, rare_log_points
-):
-    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", -1.0)
-    train(
-        build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines"),
-        points,
-        num_epochs=1,
-    )
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("Training without a run directory")
-    assert [line.split("  ")[1] for line in lines[:-1]] == [f"step {n}/5" for n in range(1, 6)]
-    assert lines[-1].startswith("epoch 1/1  loss ")
-
-
-@pytest.mark.parametrize(
-    "callbacks", [[], [OfflineLoss("eval", every_n_updates=2)]], ids=["after epochs", "inside too"]
-)
-def test_samples_per_second_count_training_and_no_evaluation(
-    points, capsys, monkeypatch, callbacks
-):
-    """37 samples in 5 steps of a second each, whatever the evaluations of ten seconds a step
-    take."""
-    train(build_timed(monkeypatch, callbacks, progress="lines"), points, num_epochs=2)
-    lines = [
-        line
-        for line in capsys.readouterr().out.splitlines()
-        if re.match(r"epoch \d/\d  loss", line)
-    ]
-    assert [re.findall(r"(\S+) samples/s", line) for line in lines] == [["7"], ["7"]]
-
-
 # Time, by a clock that goes on a second for a training step and ten for one of an evaluation
-
-
-def frames(shown: list[str], pattern: str) -> list[str]:
-    """The parts of all screens that fit a pattern, each once, in their order."""
-    screen = Screen().feed(shown[0])
-    return list(
-        dict.fromkeys(found for frame in screen.frames for found in re.findall(pattern, frame))
-    )
 
 
 def bars(shown: list[str]) -> list[tuple[str, ...]]:
@@ -252,17 +212,6 @@ def test_lines_that_a_callback_prints_stay_between_the_rows_of_short_epochs(poin
     assert [line.strip() for line in lines] == ends
 
 
-def test_metrics_with_brackets_are_shown_as_they_are(points, monkeypatch):
-    class Bracketed(Callback):
-        def on_train_epoch_end(self, trainer: Trainer) -> None:
-            trainer.log({"top[5]": 0.5, "[bold]": 0.25})
-
-    with terminal(monkeypatch) as shown:
-        train(build_trainer([Bracketed], progress="bar"), points, num_epochs=1)
-    text = Screen().feed(shown[0]).text
-    assert re.search(r"epoch .* top\[5\] +\[bold\] .*\n +1/1 .* 0\.5000 +0\.2500", text)
-
-
 def test_a_rewind_takes_the_bar_back(points, monkeypatch):
     class Bad(Timed):
         is_bad = True
@@ -287,37 +236,6 @@ def test_a_rewind_takes_the_bar_back(points, monkeypatch):
         trainer.train(points, 1, batch_size=8)
     steps = [moment[0].split()[2] for moment in bars(shown)]
     assert steps == ["0/5", "1/5", "2/5", "3/5", "0/4", "1/4", "2/4", "3/4", "4/4"]
-
-
-def test_the_mean_of_the_loss_is_that_of_the_epoch_so_far(points, monkeypatch):
-    with terminal(monkeypatch) as shown:
-        trainer = train(build_timed(monkeypatch, [], progress="bar"), points, num_epochs=1)
-    losses = list(trainer.history.steps["loss"])
-    assert (
-        frames(shown, r"loss \S+ \(mean \S+\)")[2]
-        == f"loss {losses[2]:#.4g} (mean {sum(losses[:3]) / 3:#.4g})"
-    )
-
-
-def test_there_is_nothing_to_do_for_a_step():
-    per_step = (
-        "on_train_step_start",
-        "on_train_step_end",
-        "on_optimizer_start",
-        "on_update_end",
-        "on_eval_step_end",
-    )
-    assert not any(name in vars(ProgressDisplay) for name in per_step)
-
-
-def test_a_long_evaluation_after_training_has_lines_too(points, capsys, monkeypatch):
-    display = ProgressDisplay("lines", interval=20.0)
-    trainer = build_timed(monkeypatch, [display], progress="lines")
-    trainer.train(points, 1, batch_size=8)
-    capsys.readouterr()
-    trainer.evaluate(points, batch_size=8)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == ["eval batch 2/5  0:30 left", "eval batch 4/5  0:10 left"]
 
 
 # Columns

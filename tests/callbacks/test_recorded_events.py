@@ -155,20 +155,6 @@ def test_the_log_and_the_warnings_of_the_program_are_as_before_after_training(da
     assert (logging.getLogger().handlers, warnings.showwarning) == (handlers, shown)
 
 
-def test_recording_adds_no_call_to_a_step(data):
-    from loopwright.callback import Callback as Base
-    from loopwright.callbacks import RunRecorder
-
-    per_step = (
-        "on_train_step_start",
-        "on_train_step_end",
-        "on_update_end",
-        "on_optimizer_start",
-        "on_eval_step_end",
-    )
-    assert all(getattr(RunRecorder, name) is getattr(Base, name) for name in per_step)
-
-
 def test_a_second_call_of_train_is_another_start(data):
     trainer = build()
     trainer.train(data, batch_size=8)

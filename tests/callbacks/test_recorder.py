@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from loopwright.callbacks import Checkpoints
 from loopwright.callbacks.recorder import RunRecorder
 from loopwright.checkpoint import list_checkpoints
 from loopwright.run import MetricsStore, RunDirectory, RunManifest
-from tests.forked import call_forked, end_as_program
+from tests.forked import call_forked
 
 from .runs import Crash, build_trainer, train
 
@@ -50,21 +49,6 @@ def test_an_epoch_that_was_cut_short_is_recorded_and_then_replaced(tmp_path, poi
     assert [row[:3] for row in metrics(tmp_path).epochs()] == [(1, 3, "loss")]
     trainer.train(points, 1, batch_size=8)
     assert metrics(tmp_path).epochs() == [(1, 5, "loss", trainer.history.last("loss"))]
-
-
-def test_a_crashed_run_has_the_record_of_one_that_never_did(tmp_path, points):
-    def run(name: str, crash: int | None) -> Trainer:
-        callbacks = [Checkpoints(every_updates=3), Crash(crash)]
-        return train(build_trainer(callbacks, run_dir=tmp_path / name), points)
-
-    run("straight", None)
-    with pytest.raises(ZeroDivisionError):
-        run("crashed", 8)
-    run("crashed", None)
-    straight, crashed = metrics(tmp_path / "straight"), metrics(tmp_path / "crashed")
-    assert straight.steps() == crashed.steps()
-    assert straight.epochs() == crashed.epochs()
-    assert len(straight.steps()) == 15
 
 
 def test_a_run_goes_on_exactly_where_its_metrics_were_lost(tmp_path, points):
@@ -146,39 +130,6 @@ def test_a_killed_run_has_all_metrics_up_to_its_last_resume_point_and_once_resum
     assert straight.steps() == killed.steps()
     assert straight.epochs() == killed.epochs()
     assert "has no metrics of steps" not in caplog.text
-
-
-@pytest.mark.long
-def test_a_kill_loses_at_most_the_last_second(tmp_path, points):
-    """Steps that are told of a second before the kill are in the file; timed, so not among the
-    quick tests."""
-
-    class Slowly(Callback):
-        def on_update_end(self, trainer: Trainer) -> None:
-            time.sleep(0.02)
-            os.write(told, b"%d\n" % trainer.progress.step)
-
-    ours, told = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        end_as_program(
-            lambda: train(
-                build_trainer([Slowly()], run_dir=tmp_path / "run"), points, num_epochs=1000
-            ),
-            tmp_path,
-        )
-    os.close(told)
-    heard: list[tuple[float, int]] = []
-    end = time.monotonic() + 4
-    with os.fdopen(ours) as lines:
-        while time.monotonic() < end:
-            heard.append((time.monotonic(), int(lines.readline())))
-        killed_at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    before = [step for at, step in heard if at < killed_at - 1.0]
-    assert before
-    assert metrics(tmp_path / "run").last_step() >= before[-1]
 
 
 def test_metrics_that_are_removed_while_the_run_writes_them_are_missed_and_not_silently_lost(

@@ -67,15 +67,6 @@ def test_a_model_that_was_kept_by_updates_after_the_snapshot_is_kept_anew(tmp_pa
     assert len(kept) == 1
 
 
-def test_a_second_call_goes_on_in_the_epoch_without_the_batch():
-    rewound, clean = build([Rewind()]), build()
-    bad, good = poisoned(good_batches(), 2, 6), good_batches()
-    for trainer, batches in ((rewound, bad), (clean, good)):
-        trainer.train(batches, num_updates=4)
-        trainer.train(batches, num_updates=9)
-    assert_same_run(rewound, clean)
-
-
 def test_after_the_limit_the_next_bad_batch_is_an_error_that_says_so():
     trainer = build([Rewind(max_rewinds=2)])
     with raises("too-many-rewinds", "`max_rewinds`"):
@@ -185,16 +176,3 @@ def test_a_limit_counts_good_steps_only(limit):
     rewound.train(poisoned(good_batches(), 3, 6), **limit)
     clean.train(good_batches(), **limit)
     assert_same_run(rewound, clean)
-
-
-def test_a_run_that_began_without_it_goes_on_with_it(tmp_path):
-    bad, good = poisoned(good_batches(), 6), good_batches()
-    first = build()
-    first.train(bad, num_updates=4)
-    first.save(tmp_path / "saved")
-    second, clean = build([Rewind()]), build()
-    second.load(tmp_path / "saved")
-    second.train(bad, num_updates=6)
-    for num_updates in (4, 6):
-        clean.train(good, num_updates=num_updates)
-    assert_same_run(second, clean)

@@ -45,11 +45,6 @@ def rates(points: Any, curve: Any, *, num_epochs: int | None = None, **options: 
     return list(trainer.history.steps["lr"])
 
 
-def test_a_curve_in_the_place_of_a_scheduler_goes_over_the_whole_run(points):
-    expected = [0.1 * Linear().value(n / 10) for n in range(10)]
-    assert rates(points, Linear(), num_updates=10) == pytest.approx(expected)
-
-
 def test_by_epochs_it_goes_by_the_samples_of_the_epoch(points):
     done = [(epoch + seen / 37) / 2 for epoch in range(2) for seen in (0, 8, 16, 24, 32)]
     assert rates(points, Linear(), num_epochs=2) == pytest.approx(

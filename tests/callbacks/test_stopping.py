@@ -96,16 +96,6 @@ def test_patience_can_be_counted_in_updates(points):
     assert f"in update {stopping.best_at}" in trainer.stop_reason
 
 
-@pytest.mark.parametrize("after_update", [3, 5])
-def test_a_crashed_run_stops_after_the_same_update(tmp_path, points, after_update):
-    def build():
-        watched = OfflineLoss("train", every_n_samples=16)
-        return [watched, EarlyStopping("train_loss", patience=2, mode="max", every_n_samples=16)]
-
-    resumed = assert_same_after_crash(tmp_path, points, build, after_update, num_epochs=9)
-    assert resumed.stop_reason is not None
-
-
 @pytest.mark.parametrize(
     ("point", "update"),
     [({"stop_at_epoch": 2}, 10), ({"stop_at_update": 7}, 7), ({"stop_at_sample": 40}, 6)],
@@ -122,21 +112,10 @@ def test_a_run_stops_at_a_fixed_point(points, point, update):
     )
 
 
-def test_a_run_that_has_reached_the_point_is_not_trained_further(points):
-    trainer = build_trainer([FixedEarlyStopping(stop_at_update=7)])
-    for _ in range(2):
-        trainer.train(points, 4, batch_size=8)
-    assert trainer.progress.update == 7
-
-
 @pytest.mark.parametrize("wrong", [{}, {"stop_at_epoch": 1, "stop_at_update": 2}])
 def test_a_fixed_point_is_said_exactly_once(wrong):
     with raises("one-point-to-stop"):
         FixedEarlyStopping(**wrong)
-
-
-def test_nan_does_not_replace_the_best(points):
-    assert epochs_run(points, [0.5, math.nan, 0.4, 0.9])[0] == 3
 
 
 def test_less_than_min_delta_is_no_improvement(points):

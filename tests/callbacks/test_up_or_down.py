@@ -54,17 +54,6 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "metric", ["rmse", "eval_mae", "perplexity", "wer", "fid", "distance", "val/nll"]
-)
-def test_early_stopping_goes_on_while_a_metric_falls_that_is_to_fall(points, metric):
-    falling = Logged(**{metric: [5.0, 4.0, 3.0, 2.0, 1.0]})
-    trainer = train(
-        build_trainer([falling, EarlyStopping(metric, patience=1)]), points, num_epochs=5
-    )
-    assert (len(trainer.history), trainer.stop_reason) == (5, None)
-
-
-@pytest.mark.parametrize(
     "metric", ["fit", "score", "eval_fit", "eval_score", "eval_ema_score", "held_score"]
 )
 def test_what_a_step_returns_as_a_loss_is_minimised_under_every_prefix(points, metric):

@@ -194,11 +194,7 @@ def test_a_table_is_read_from_dicts_columns_and_rows():
     assert read_table("x", torch.tensor([[1, 2]]), ["a", "b"]).rows == ((1, 2),)
 
 
-def test_a_figure_and_its_axes_are_drawn():
+def test_a_figure_is_drawn():
     from matplotlib.figure import Figure
 
-    figure = Figure()
-    axes = figure.subplots()
-    assert decoded(draw_figure("x", figure)).shape == decoded(draw_figure("x", axes)).shape
-    with raises("not-a-figure"):
-        draw_figure("x", torch.rand(3, 4, 4))
+    assert decoded(draw_figure(Figure())).shape[2] == 4

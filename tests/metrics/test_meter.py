@@ -65,13 +65,6 @@ def test_a_metric_of_many_numbers_is_refused_by_name():
         meter.flush()
 
 
-def test_a_loss_of_many_numbers_is_refused_with_a_remedy():
-    meter = Meter()
-    meter.add(StepResult(torch.zeros(3), 3))
-    with raises("step-metric"):
-        meter.flush()
-
-
 def test_what_is_logged_belongs_to_the_phase():
     meter = Meter()
     meter.log({"lr": 0.1, "norm": torch.tensor(2.0)})
@@ -191,18 +184,3 @@ def test_a_metric_that_no_row_would_have_is_refused_and_one_of_the_epoch_under_w
         trainer.log({"accuracy": 0.5})
     with pytest.raises(ConfigurationError, match=r"log\(x\): no epoch"):
         build("on_train_start").train(points)
-
-
-def test_where_bad_steps_are_skipped_they_count_for_nothing():
-    meter = Meter(ignores_nonfinite=True)
-    for value in (math.nan, 2.0, math.inf, 4.0):
-        meter.add(StepResult(torch.tensor(value), 1))
-    assert [row["loss"] for row in meter.flush()][1::2] == [2.0, 4.0]
-    assert meter.compute() == {"loss": 3.0}
-
-
-def test_the_graph_of_a_loss_is_not_kept():
-    meter = Meter()
-    loss = torch.ones(1, requires_grad=True).sum()
-    meter.add(StepResult(loss, 1))
-    assert not meter._pending[0][0].requires_grad

@@ -45,11 +45,3 @@ def test_limits_count_from_the_beginning_of_a_call():
 def test_samples_left_are_those_up_to_the_limit():
     assert Limits(samples=10).samples_left(Progress(sample=4)) == 6
     assert Limits().samples_left(Progress()) is None
-
-
-def test_state_comes_back():
-    progress, other = Progress(), Progress()
-    progress.next_step(4)
-    progress.next_call()
-    other.load_state_dict(progress.state_dict())
-    assert other == progress

@@ -144,20 +144,6 @@ def test_rows_are_those_of_a_hand_written_loop_that_counts(
     assert list(history.steps["loss"]) == [row["loss"] for row in expected]
 
 
-def test_the_store_has_the_update_of_every_row(points, tmp_path, monkeypatch):
-    rows = Rows()
-    build_timed(monkeypatch, rows, accumulate=3, run_dir=tmp_path / "run").train(
-        points, 2, batch_size=8
-    )
-    store = MetricsStore(tmp_path / "run" / "metrics.sqlite")
-    expected = [
-        (row.update, row.step, "loss", row["loss"])
-        for row in rows_by_hand(points, epochs=2, accumulate=3)
-    ]
-    assert store.steps("loss") == expected
-    store.close()
-
-
 @pytest.mark.parametrize(("kill_at", "num_repeated"), [(3, 2), (6, 1), (8, 0), (13, 2)])
 def test_rows_go_on_exactly_after_sigkill(points, tmp_path, monkeypatch, kill_at, num_repeated):
     """Killed inside a window, in each epoch; steps that are taken again, since the last checkpoint,

@@ -71,14 +71,6 @@ class TwoModels(modular.DreamTrainer):
         return {"val_loss": cross_entropy(self.second(self.first(batch[0])), batch[1])}
 
 
-class OwnLoop(TwoModels):
-    def training_loop(self):
-        for _ in range(2):
-            for index, batch in enumerate(self.train_loader):
-                self.training_step(batch, index)
-            self.validation_loop()
-
-
 class Notes(modular.Callback):
     def on_train_batch_end(self, trainer, outputs, batch, batch_idx):
         sum(range(1000))
@@ -101,12 +93,6 @@ def test_modular_its_loop_and_its_own_callbacks():
     assert same(fit(TwoModels, profile), fit(TwoModels))
     check(profile.report, 8, more={"evaluation"})
     assert "Notes" in profile.report.details("callbacks")
-
-
-def test_modular_a_loop_of_the_users_own():
-    profile = Profile(warmup=0)
-    assert same(fit(OwnLoop, profile), fit(OwnLoop))
-    check(profile.report, 8, more={"evaluation"})
 
 
 class LifecycleNotes(lifecycle.TrainerCallback):
@@ -247,16 +233,3 @@ def test_around_several_calls_the_time_between_them_is_not_in_it(clock: HandCloc
         trainer.train(SlowData(clock, 0), 1, batch_size=6)
         clock.take(7000)
     assert profile.report.parts == {"forward": 40}
-
-
-def test_after_the_block_nothing_is_measured_although_the_trainer_is_the_same(
-    clock: HandClock, capsys
-):
-    trainer = slow_trainer(clock, forward=10)
-    with Profile(warmup=0) as profile:
-        trainer.train(SlowData(clock, 0), 1, batch_size=6)
-    report = profile.report
-    capsys.readouterr()
-    trainer.train(SlowData(clock, 0), 1, batch_size=6)
-    assert profile.report is report
-    assert capsys.readouterr().out == ""

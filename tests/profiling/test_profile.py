@@ -62,23 +62,6 @@ def test_an_evaluation_is_one_part_with_its_own_details_and_callbacks_in_it_stay
     assert report.parts["forward"] == 4 * 101
 
 
-def test_the_parts_add_up_to_the_wall_time(points):
-    profile = Profile(warmup=2)
-    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, progress="silent").train(
-        points, 3, points
-    )
-    report = profile.report
-    assert sum(report.parts.values()) == report.total
-    assert sum(report.shares.values()) == pytest.approx(1)
-    column = [
-        line.split("%")[0].split()[-1]
-        for line in report.lines()
-        if " %" in line and not line.startswith("    ")
-    ]
-    tenths = [round(10 * float(text)) for text in column if text.replace(".", "").isdigit()]
-    assert sum(tenths[: len(report.parts)]) == pytest.approx(1000, abs=len(report.parts) / 2)
-
-
 def test_steps_of_the_warm_up_are_left_out_and_start_with_them(clock):
     profile, slow = Profile(warmup=3), SlowCallback(clock, on_train_start=1_000_000)
     slow_trainer(clock, forward=10, callbacks=[profile, slow]).train(
@@ -100,30 +83,6 @@ def test_with_a_number_of_steps_the_rest_of_the_run_is_left_alone(clock):
     trainer.train(SlowData(clock, 0), 1, batch_size=2)
     assert seen == [True, True, True, False, False, False]
     assert (profile.report.num_steps, profile.report.parts) == (2, {"forward": 20})
-
-
-def test_several_train_calls_are_one_profile_and_the_time_between_them_is_not_in_it(clock):
-    profile = Profile(warmup=0)
-    trainer = slow_trainer(clock, forward=10, callbacks=profile)
-    trainer.train(SlowData(clock, 0), 1, batch_size=6)
-    clock.take(500)
-    trainer.train(SlowData(clock, 0), 1, batch_size=6)
-    assert profile.report.parts == {"forward": 40}
-
-
-def test_files_are_checkpoints_and_metrics_are_logging(tmp_path, points):
-    profile = Profile(warmup=0)
-    Trainer(
-        build_net(),
-        sgd,
-        cross_entropy,
-        callbacks=profile,
-        run_dir=tmp_path / "run",
-        progress="silent",
-    ).train(points, 2, points)
-    assert {"Checkpoints", "BestModel"} <= profile.report.details("checkpoints").keys()
-    assert {"RunRecorder", "ProgressDisplay"} <= profile.report.details("logging").keys()
-    assert profile.report.details("callbacks").keys() <= {"Profile", "NonFiniteGuard"}
 
 
 def test_a_step_by_hand_in_plain_torch_is_divided_too(clock):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import loopwright.trackers.track as background
-from loopwright import Callback, ConfigurationError, Interrupted
+from loopwright import Callback, ConfigurationError
 from loopwright.callbacks import Rewind
 from loopwright.trackers import CSV, JSONL, Track
 from tests.mistakes import raises
@@ -189,15 +189,6 @@ def test_an_exception_that_ends_the_run_is_its_end_in_the_tracker_and_nothing_is
         train(trainer)
     assert tracker.ends == [(state, reason)]
     assert [row.step for row in tracker.rows if row.kind == "step"] == list(step_losses(trainer))
-
-
-def test_a_signal_is_the_end_in_the_tracker():
-    tracker = Recorded()
-    trainer = build([Track(tracker), OnStep(3, lambda: os.kill(os.getpid(), signal.SIGTERM))])
-    with pytest.raises(Interrupted):
-        train(trainer)
-    assert tracker.ends == [("interrupted", "SIGTERM")]
-    assert [row.step for row in tracker.rows] == [1, 2, 3, 4]
 
 
 def test_a_limit_inside_an_epoch_gives_the_row_of_the_epoch_so_far():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .best import BestCheckpoint, BestMetric, BestModel
     from .checkpoints import Checkpoints
     from .ema import EMA
-    from .freezing import Freeze, freeze, unfreeze
+    from .freezing import Freeze
     from .interval import Interval, Periodic, Watching
     from .losses import OfflineLoss, OnlineLoss
     from .measuring import (
@@ -67,10 +67,8 @@ _HOMES = {
     "TorchMetrics": "metrics",
     "TrainTime": "measuring",
     "Watching": "interval",
-    "freeze": "freezing",
     "layer_rates": ".optim.groups",
     "param_groups": ".optim.groups",
-    "unfreeze": "freezing",
 }
 
 __all__ = [
@@ -107,10 +105,8 @@ __all__ = [
     "TorchMetrics",
     "TrainTime",
     "Watching",
-    "freeze",
     "layer_rates",
     "param_groups",
-    "unfreeze",
 ]
 
 if not TYPE_CHECKING:  # for a type checker, every misspelt name would be there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -104,60 +104,3 @@ class Freeze(Callback):
                 "no optimizer holds: build the optimizer from all parameters of the model, or "
                 "pass it as a factory such as `partial(torch.optim.Adam, lr=1e-3)`.",
             )
-
-
-def freeze(
-    model: nn.Module,
-    parts: str | nn.Module | Iterable[str | nn.Module],
-    *,
-    norm_in_eval: bool = True,
-) -> None:
-    """Freeze parts of a model now.
-
-    Args:
-        model: The model.
-        parts: One or several parts, named as for `Freeze`.
-        norm_in_eval: Whether to put batch norms inside the parts into eval mode.
-
-    >>> import torch
-    >>> from loopwright.callbacks import freeze
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    >>> freeze(model, "0")
-    >>> [param.requires_grad for param in model.parameters()]
-    [False, False, True, True]
-    """
-    _switch(model, parts, trains=False, norms=norm_in_eval)
-
-
-def unfreeze(model: nn.Module, parts: str | nn.Module | Iterable[str | nn.Module] = "*") -> None:
-    """Unfreeze parts of a model now, batch norms included.
-
-    Args:
-        model: The model.
-        parts: One or several parts, named as for `Freeze`; the whole model by default.
-
-    >>> import torch
-    >>> from loopwright.callbacks import freeze, unfreeze
-    >>> model = torch.nn.Linear(2, 1)
-    >>> freeze(model, "weight")
-    >>> unfreeze(model)
-    >>> model.weight.requires_grad
-    True
-    """
-    _switch(model, parts, trains=True, norms=True)
-
-
-def _switch(
-    model: nn.Module,
-    parts: str | nn.Module | Iterable[str | nn.Module],
-    *,
-    trains: bool,
-    norms: bool,
-) -> None:
-    listed = [parts] if isinstance(parts, (str, nn.Module)) else list(parts)
-    found = find_parts({"model": model}, listed)
-    for param in found.params.values():
-        param.requires_grad_(trains)
-    if norms:
-        for norm in found.norms.values():
-            norm.training = trains

@@ -68,7 +68,7 @@ class ProgressDisplay(Callback):
         self.style = style
         self.interval = interval
         self.columns = columns
-        # of the `train` call under way; "evaluation" for lines of evaluations after it
+        # of the `train` call under way
         self._style = "silent"
         self._live: NotebookDisplay | TerminalDisplay | None = None
         self._row: Mapping[str, float] = {}
@@ -164,7 +164,7 @@ class ProgressDisplay(Callback):
             self._line(self._table.line(self._epoch_row(trainer, metrics, place)))
         for line in self._last_lines(trainer):
             self._line(line)
-        self._style = "evaluation" if self._style == "lines" else "silent"
+        self._style = "silent"
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         self._close()
@@ -246,11 +246,7 @@ class ProgressDisplay(Callback):
         """Print where the run is, if the last line is long enough ago."""
         if self._live is not None or monotonic() - self._spoken < self.interval:
             return
-        if self._style == "evaluation" and self._evaluation is not None:
-            bar = self._evaluation.bar()
-            self._line(f"{bar.label} batch {bar.position}{GAP}{bar.time_left}")
-        else:
-            self._line(line_of(self._moment(trainer)))
+        self._line(line_of(self._moment(trainer)))
 
     def _line(self, text: str) -> None:
         self._spoken = monotonic()

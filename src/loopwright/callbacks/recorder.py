@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -117,15 +117,10 @@ class RunRecorder(Callback):
             from ..run.metrics_view import MetricsView
 
             # items of the resumed step are numbered behind those before the resume point
-            view = MetricsView(directory.metrics_path)
-            for event in view.events():
+            for event in MetricsView(directory.metrics_path).events():
                 if event.kind == "checkpoint" and event.update == at.update:
-                    counts = event.detail.get("media")
-                    if counts is None:  # of an earlier version
-                        until = event.wall or 0.0
-                        items = [item for item in view.media() if item.step == at.step]
-                        counts = Counter(i.name for i in items if (i.wall or 0.0) <= until)
-                    trainer.run.media.count_on(at.step, counts)
+                    # events of early versions have no counts
+                    trainer.run.media.count_on(at.step, event.detail.get("media") or {})
         if not (self._has_started and self.spans_calls):
             where = f"at epoch {at.epoch + 1}, update {at.update}" if at.step else ""
             detail = {"call": at.call, "process": os.getpid()}

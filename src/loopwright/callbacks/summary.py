@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,27 +92,16 @@ class DatasetStatistics(Callback):
     directory. With several processes, each reads its shard of the data.
 
     Args:
-        dataset_key: "train", "eval", or a key of `datasets`.
+        dataset_key: "train", "eval", or a key of `trainer.datasets`.
         num_samples: The number of samples to read, from the first; all by default.
-        batch_size: Samples per batch while reading.
-        datasets: More data sets by name.
 
     >>> from loopwright.callbacks import DatasetStatistics
     >>> callback = DatasetStatistics(num_samples=1000)
     """
 
-    def __init__(
-        self,
-        dataset_key: str = "train",
-        *,
-        num_samples: int | None = None,
-        batch_size: int | None = None,
-        datasets: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, dataset_key: str = "train", *, num_samples: int | None = None) -> None:
         self.dataset_key = dataset_key
         self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.datasets = datasets
         self.statistics: dict[str, FieldStatistics] = {}
 
     def on_train_start(self, trainer: Trainer) -> None:
@@ -135,10 +123,10 @@ class DatasetStatistics(Callback):
     def measure(self, trainer: Trainer) -> dict[str, FieldStatistics]:
         """Read the data now and return the statistics; random generators are restored
         afterwards."""
-        data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
+        data = named_data(trainer, self.dataset_key, type(self).__name__)
         stream = trainer.run.data.eval_stream
         if data is not None:
-            stream = trainer._open(data, self.batch_size, shuffle=False)
+            stream = trainer._open(data, None, shuffle=False)
         assert stream is not None
         self.statistics = {}
         left = self.num_samples

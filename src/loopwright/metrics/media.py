@@ -218,17 +218,10 @@ def check_captions(call: str, captions: Any, count: int) -> list[str]:
     return texts
 
 
-def draw_figure(call: str, figure: Any) -> bytes:
-    """Return a figure of matplotlib, or the figure of axes, as a PNG file."""
-    owner = figure if hasattr(figure, "savefig") else getattr(figure, "figure", None)
-    if owner is None or not hasattr(owner, "savefig"):
-        raise ConfigurationError(
-            "not-a-figure",
-            f"{call}: {kind_of(figure)} is not a figure: pass a matplotlib figure or its axes; for "
-            "other pictures use log_image.",
-        )
+def draw_figure(figure: Any) -> bytes:
+    """Return a figure of matplotlib as a PNG file."""
     file = BytesIO()
-    owner.savefig(file, format="png")
+    figure.savefig(file, format="png")
     return file.getvalue()
 
 

@@ -139,12 +139,10 @@ class Limits:
         ):
             is_number = isinstance(count, int | float | str) and not isinstance(count, bool)
             if count is not None and not is_number:
-                what = str(count) if isinstance(count, bool) else kind_of(count)
-                has_shape = hasattr(count, "shape")
-                order = "(x, y), num_epochs" if has_shape else "data, num_epochs, eval_data"
                 raise ConfigurationError(
                     "train-argument",
-                    f"{name} is {what}: use a whole number. The order is `train({order})`.",
+                    f"{name} is {kind_of(count)}: use a whole number. The order is "
+                    "`train(data, num_epochs, eval_data)`; pass inputs and targets as `(x, y)`.",
                 )
         seconds = seconds_of(time, "max_time") if isinstance(time, str | timedelta) else time
         return cls(epochs, updates, samples, seconds)

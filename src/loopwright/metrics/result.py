@@ -119,22 +119,10 @@ def _whole_count(count: Any) -> Any:
 
 def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:
     """The mistake in a loss that could not be trained, or in its count; None if there is none."""
-    if loss is None:
-        return "is None: check the code that should compute and return it"
-    if isinstance(loss, Mapping):
+    if not isinstance(loss, Tensor) or loss.is_complex():
         return (
-            f"is a {type(loss).__name__} ({', '.join(map(str, loss))}): return one tensor, such "
-            "as the sum of the losses"
-        )
-    if not isinstance(loss, Tensor):
-        shown = f" ({loss:g})" if type(loss) is float else ""
-        return (
-            f"is a {type(loss).__name__}{shown}: return the tensor itself, without `.item()`, "
-            "`float()` or `.tolist()`"
-        )
-    if loss.is_complex():
-        return (
-            f"is complex ({loss.dtype}): return a real number, such as `loss.abs()` or `loss.real`"
+            f"is {kind_of(loss)}: return one tensor with a real number, itself, without `.item()`, "
+            "`float()` or `.tolist()`; of several losses, such as their sum"
         )
     if loss.numel() != 1:
         other = ", or return its sum with `count=`" if takes_count else ""

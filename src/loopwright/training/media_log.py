@@ -319,7 +319,7 @@ class MediaMethods:
 
         Args:
             name: The name under which figures of several steps are one series.
-            figure: The figure, or its axes.
+            figure: The figure.
             caption: A text to show with it.
 
         Example:
@@ -330,10 +330,10 @@ class MediaMethods:
         """
 
         media = self._logged_run.media
-        if call := media.open("log_figure", name):
+        if media.open("log_figure", name):
             from ..metrics.media import Images, draw_figure
 
-            media.add(name, Images((draw_figure(call, figure),), (str(caption),)))
+            media.add(name, Images((draw_figure(figure),), (str(caption),)))
 
 
 def _bad_pixels(count: int) -> str:
