@@ -24,7 +24,7 @@ OTHERS = {  # names that other frameworks have
     "Accelerator": "`Trainer(model, optimizer, loss_fn)` prepares everything itself",
     "Learner": "`Trainer(model, optimizer, loss_fn)`",
     "StochasticWeightAveraging": "`callbacks.EMA` averages weights",
-    "Timer": "`callbacks.TimeLimit`",
+    "Timer": "`trainer.train(data, max_time='1h30m')`",
     **dict.fromkeys(
         ("RichProgressBar", "TQDMProgressBar", "ProgressBar", "ProgbarLogger"),
         "`Trainer(progress='bar')`",

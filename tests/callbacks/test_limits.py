@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from loopwright import Callback, DataError, Trainer
-from loopwright.callbacks import LimitBatches, TimeLimit
+from loopwright import Callback, DataError
+from loopwright.callbacks import LimitBatches
 from loopwright.callbacks.stopping import ENVIRONMENT
 from loopwright.data.open import open_stream
 from loopwright.data.stream import LimitedStream
@@ -91,27 +90,6 @@ def test_the_environment_limits_both_where_no_argument_does(points, monkeypatch)
     assert (limits.train, limits.eval) == (2, 2)
     assert train(build_trainer([LimitBatches]), points, num_epochs=1).progress.step == 2
     assert LimitBatches(train=4).eval is None
-
-
-class Clock(Callback):
-    """Says that every update took a minute."""
-
-    def on_update_end(self, trainer: Trainer) -> None:
-        trainer.progress.seconds = 60.0 * trainer.progress.update
-
-
-@pytest.mark.parametrize("limit", [240, timedelta(minutes=4)])
-def test_the_run_stops_at_the_update_that_uses_up_its_time(points, limit):
-    trainer = train(build_trainer([Clock, TimeLimit(limit)]), points)
-    assert trainer.progress.update == 4
-    assert trainer.stop_reason == "the time limit of 0:04:00 was reached"
-
-
-def test_time_before_an_interruption_counts(tmp_path, points):
-    first = build_trainer([Clock, TimeLimit(240)], run_dir=tmp_path)
-    train(first, points, num_epochs=None, num_updates=3)
-    resumed = train(build_trainer([Clock, TimeLimit(240)], run_dir=tmp_path), points)
-    assert resumed.progress.update == 4
 
 
 class Fetched(Dataset[Any]):

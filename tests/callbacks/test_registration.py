@@ -88,7 +88,6 @@ def test_every_callback_is_in_the_document():
         lambda: callbacks.LimitBatches(train=0),
         lambda: callbacks.OnlineLoss(every_n_updates=True),
         lambda: callbacks.Rewind(spike=1.0),
-        lambda: callbacks.TimeLimit("0s"),
     ],
 )
 def test_a_number_that_makes_no_sense_is_refused_at_once(build):

@@ -12,7 +12,6 @@ from PIL import Image
 from loopwright.metrics.media import (
     Histogram,
     Table,
-    check_range,
     count_values,
     draw_figure,
     encode_png,
@@ -27,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def pixels(value, value_range=None):
-    return read_image("log_image('x')", value, value_range)[0]
+    return read_image("log_image('x')", value, value_range)
 
 
 def decoded(png: bytes) -> np.ndarray:
@@ -78,10 +77,8 @@ def test_a_pillow_image_of_any_mode_is_read(mode):
     assert decoded(encode_png(pixels(image))).shape[:2] == (2, 4)
 
 
-def test_nonfinite_values_are_black_and_counted():
-    image, bad = read_image("x", torch.tensor([[NAN, INF, 1.0, -INF]]), None)
-    assert image.tolist() == [[0, 0, 255, 0]]
-    assert bad == 3
+def test_nonfinite_values_are_black():
+    assert pixels(torch.tensor([[NAN, INF, 1.0, -INF]])).tolist() == [[0, 0, 255, 0]]
 
 
 WRONG_IMAGES = [
@@ -109,7 +106,7 @@ def test_a_wrong_image_is_refused_with_what_is_accepted(value, code, said):
 @pytest.mark.parametrize("value", [(1, 0), (0, 0), (0, INF), (NAN, 1)])
 def test_a_range_that_is_none_is_refused(value):
     with raises("value-range"):
-        check_range("x", value)
+        pixels(torch.zeros(2, 2), value)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +122,9 @@ def test_a_range_that_is_none_is_refused(value):
     ids=["NCHW", "NHWC", "NHW", "list", "generator", "mapping"],
 )
 def test_several_images_are_read_one_by_one(value):
-    images, captions, _ = read_images("x", value, None)
-    assert len(images) == 2
-    assert captions == (["one", "two"] if isinstance(value, dict) else [])
+    images = read_images("x", value, None, None)
+    assert len(images.files) == 2
+    assert images.captions == (("one", "two") if isinstance(value, dict) else ("", ""))
 
 
 @pytest.mark.parametrize(
@@ -143,14 +140,13 @@ def test_several_images_are_read_one_by_one(value):
 )
 def test_wrong_images_are_refused(value):
     with raises("not-a-batch-of-images", "log_image"):
-        read_images("x", value, None)
+        read_images("x", value, None, None)
 
 
 def test_a_histogram_counts_every_finite_value_once():
     values = torch.randn(7, 5, 3)
-    histogram, total, bad = count_values("x", values, 16)
+    histogram = count_values("x", values, 16)
     expected, edges = np.histogram(values.numpy().astype(np.float64), 16)
-    assert (total, bad) == (105, 0)
     assert list(histogram.counts) == expected.tolist()
     assert np.allclose(histogram.edges, edges)
 
@@ -159,27 +155,24 @@ def test_a_histogram_counts_every_finite_value_once():
     "values",
     [
         torch.zeros(5),
-        torch.tensor(3.0),
         torch.tensor([5e-324, 1e-323], dtype=torch.float64),
         torch.tensor([1e300], dtype=torch.float64),
         torch.rand(4) > 0.5,
-        torch.randint(0, 5, (9,)),
-        torch.rand(4).bfloat16(),
         [1, 2, 3],
         np.float32(7),
     ],
 )
 def test_a_histogram_of_any_range_is_finite_and_complete(values):
-    histogram, total, _ = count_values("x", values, 8)
-    assert sum(histogram.counts) == total
+    histogram = count_values("x", values, 8)
+    assert sum(histogram.counts) == len(np.atleast_1d(values))
     assert np.isfinite(histogram.edges).all()
     assert (np.diff(histogram.edges) >= 0).all()
 
 
-def test_nan_and_infinite_values_are_left_out_of_a_histogram_and_counted():
-    histogram, total, bad = count_values("x", torch.tensor([NAN, 1.0, INF, -INF, 2.0]), 4)
-    assert (sum(histogram.counts), total, bad) == (2, 5, 3)
-    assert count_values("x", torch.tensor([NAN]), 4)[0] == Histogram((0.0, 1.0), (0,))
+def test_nan_and_infinite_values_are_left_out_of_a_histogram():
+    histogram = count_values("x", torch.tensor([NAN, 1.0, INF, -INF, 2.0]), 4)
+    assert sum(histogram.counts) == 2
+    assert count_values("x", torch.tensor([NAN]), 4) == Histogram((0.0, 1.0), (0,))
 
 
 ROWS = Table(("a", "b"), ((1, "x"), (2, None)))

@@ -132,8 +132,8 @@ def test_mlflow_has_every_step_once_in_one_run_with_params_artifacts_and_state(t
         images = {f"media/samples/samples-6-{number}.png" for number in (1, 2)}
         others = {"weights/weights-6.json", "note/note-6.txt", "errors/errors-6.csv"}
         assert files == images | {f"media/{name}" for name in others}
-        assert mlflow_name("a//b (%)") == "a__b ___"
-        assert mlflow_name("../x") == "___x"
+        assert mlflow_name("a//b (%)") == "a/_/b ___"
+        assert mlflow_name("../x") == "_/x"
         assert mlflow_name("") == "_"
         image = Path(client.download_artifacts(identity, "media/samples/samples-6-1.png"))
         from PIL import Image

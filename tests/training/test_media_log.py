@@ -144,16 +144,6 @@ def test_an_image_for_log_step_is_refused_where_it_is_called(points):
         build(LogsPictures()).train(head(points, 8))
 
 
-def test_nonfinite_values_are_said_once_for_each_name(points, capsys):
-    seen = Seen()
-    trainer = build(seen, progress="lines")
-    trainer.train(head(points, 8))
-    capsys.readouterr()
-    for _ in range(2):
-        trainer.log_histogram("weights", torch.tensor([1.0, float("nan")]))
-    assert capsys.readouterr().out.count("1 of 2 values are NaN or infinite and not counted") == 1
-
-
 def test_training_with_a_record_of_everything_is_bit_for_bit_training_by_hand(points, tmp_path):
     class Everything(Callback):
         def on_train_step_end(self, trainer, batch, result):

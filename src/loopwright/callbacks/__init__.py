@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .recorder import RunRecorder
     from .rewind import Rewind
     from .scheduling import ScheduleLearningRate, ScheduleWeightDecay
-    from .stopping import EarlyStopping, FixedEarlyStopping, LimitBatches, TimeLimit
+    from .stopping import EarlyStopping, FixedEarlyStopping, LimitBatches
     from .summary import DatasetStatistics, ParameterCount
 
 _HOMES = {
@@ -63,7 +63,6 @@ _HOMES = {
     "ScheduleLearningRate": "scheduling",
     "ScheduleWeightDecay": "scheduling",
     "Throughput": "measuring",
-    "TimeLimit": "stopping",
     "TorchMetrics": "metrics",
     "TrainTime": "measuring",
     "Watching": "interval",
@@ -101,7 +100,6 @@ __all__ = [
     "ScheduleLearningRate",
     "ScheduleWeightDecay",
     "Throughput",
-    "TimeLimit",
     "TorchMetrics",
     "TrainTime",
     "Watching",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..data.stream import LimitedStream
 from ..errors import ConfigurationError, check_number, public
 from ..metrics.best import BestSoFar
-from ..metrics.progress import seconds_of
 from .interval import Watching
 
 if TYPE_CHECKING:
@@ -180,35 +178,3 @@ class LimitBatches(Callback):
     def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
         limit = self.train if is_training else self.eval
         return stream if limit is None else LimitedStream(stream, limit)
-
-
-class TimeLimit(Callback):
-    """Stops when the run has trained for a given time.
-
-    The time of evaluations does not count; the time of earlier, interrupted parts of the run does.
-    `train(max_time=)` limits a single call instead.
-
-    Args:
-        limit: A number of seconds, a text such as "1h30m", or a `timedelta`.
-
-    Example:
-        >>> from loopwright.callbacks import TimeLimit
-        >>> TimeLimit("1h30m").seconds
-        5400.0
-    """
-
-    def __init__(self, limit: float | str | timedelta) -> None:
-        seconds = seconds_of(limit, "limit") if isinstance(limit, (str, timedelta)) else limit
-        check_number(
-            "TimeLimit(limit",
-            seconds,
-            above=0,
-            is_whole=False,
-            of="seconds",
-            otherwise="a text such as '1h30m'",
-        )
-        self.seconds = float(seconds)
-
-    def on_update_end(self, trainer: Trainer) -> None:
-        if trainer.progress.seconds >= self.seconds:
-            trainer.stop(f"the time limit of {timedelta(seconds=self.seconds)} was reached")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Literal, TypeAlias
@@ -82,15 +82,14 @@ class Media:
 # Images
 
 
-def read_image(call: str, value: Any, value_range: Range | None) -> tuple[NDArray[np.uint8], int]:
-    """Return an image as bytes of shape (H, W) or (H, W, C), and how many of its values are NaN or
-    infinite.
+def read_image(call: str, value: Any, value_range: Range | None) -> NDArray[np.uint8]:
+    """Return an image as bytes of shape (H, W) or (H, W, C).
 
     Args:
         call: The user's call, for errors.
         value: The image, of one of the accepted kinds.
-        value_range: The values that become black and white; values outside are cut off. Default: 0
-            and 1 for floats.
+        value_range: The values that become black and white; values outside are cut off, and NaN and
+            infinite ones are black. Default: 0 and 1 for floats.
     """
     if _is_picture(value):
         plain = ("1", "I", "F", "I;16", "L", "RGB", "RGBA")
@@ -112,13 +111,11 @@ def read_image(call: str, value: Any, value_range: Range | None) -> tuple[NDArra
     return _as_bytes(call, array, value_range)
 
 
-def _as_bytes(
-    call: str, array: NDArray[Any], value_range: Range | None
-) -> tuple[NDArray[np.uint8], int]:
+def _as_bytes(call: str, array: NDArray[Any], value_range: Range | None) -> NDArray[np.uint8]:
     if array.dtype == np.uint8 and value_range is None:
-        return np.ascontiguousarray(array), 0
+        return np.ascontiguousarray(array)
     if array.dtype == np.bool_:
-        return array.astype(np.uint8) * np.uint8(255), 0
+        return array.astype(np.uint8) * np.uint8(255)
     values = array.astype(np.float64)
     finite = np.isfinite(values)
     if value_range is None:
@@ -133,27 +130,31 @@ def _as_bytes(
                 "values that become black and white; values outside are clipped.",
             )
     low, high = value_range
+    if not -np.inf < low < high < np.inf:
+        raise ConfigurationError(
+            "value-range",
+            f"{call}: value_range={value_range!r}: pass the values that become black and white, "
+            "such as (-1, 1).",
+        )
     values[~finite] = low
     scaled = np.clip((values - low) / (high - low), 0.0, 1.0) * 255.0
-    return np.round(scaled).astype(np.uint8), int(np.count_nonzero(~finite))
+    return np.round(scaled).astype(np.uint8)
 
 
-def read_images(
-    call: str, value: Any, value_range: Range | None
-) -> tuple[list[NDArray[np.uint8]], list[str], int]:
-    """Return the images of a batch, a list or a mapping from captions to images, their captions,
-    and as above."""
-    captions: list[str] = []
+def read_images(call: str, value: Any, captions: Any, value_range: Range | None) -> Images:
+    """Return the images of a batch, a list or a mapping from captions to images, with a caption for
+    each, empty where none was given."""
     if isinstance(value, Mapping):
-        captions = [str(key) for key in value]
+        captions = list(value) if captions is None else captions
         value = list(value.values())
-    shape = tuple(value.shape) if isinstance(value, Tensor | np.ndarray) else None
-    if shape is None:
-        images = list(value) if _is_sequence(value) and not _is_picture(value) else []
-    else:
+    images = []
+    if isinstance(value, Tensor | np.ndarray):
         # of three dimensions, the outer ones may be those of channels
-        is_batch = len(shape) == 4 or (len(shape) == 3 and not {shape[0], shape[2]} & set(CHANNELS))
-        images = list(value) if is_batch else []
+        ends = {value.shape[0], value.shape[-1]} if value.ndim == 3 else set()
+        if value.ndim == 4 or (value.ndim == 3 and not ends & set(CHANNELS)):
+            images = list(value)
+    elif _is_sequence(value) and not _is_picture(value):
+        images = list(value)
     if not images:
         raise ConfigurationError(
             "not-a-batch-of-images",
@@ -161,22 +162,17 @@ def read_images(
             "(N, H, W) or a list. One image goes to log_image; a few gray images are "
             "`images[:, None]`.",
         )
-    read = [read_image(f"{call}, image {at}", item, value_range) for at, item in enumerate(images)]
-    return [pixels for pixels, _ in read], captions, sum(bad for _, bad in read)
-
-
-def check_range(call: str, value_range: Any) -> Range | None:
-    """Return the range of values that was given, as two numbers, or None."""
-    if value_range is None:
-        return None
-    low, high = (float(bound) for bound in value_range)
-    if not -np.inf < low < high < np.inf:
+    texts = [""] * len(images) if captions is None else [str(caption) for caption in captions]
+    if isinstance(captions, str) or len(texts) != len(images):
         raise ConfigurationError(
-            "value-range",
-            f"{call}: value_range={value_range!r}: pass the values that become black and white, "
-            "such as (-1, 1).",
+            "captions",
+            f"{call}: captions={captions!r:.60} for {len(images)} images: pass a list with one "
+            "string per image.",
         )
-    return low, high
+    files = []
+    for at, image in enumerate(images):
+        files.append(encode_png(read_image(f"{call}, image {at}", image, value_range)))
+    return Images(tuple(files), tuple(texts))
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:
@@ -199,25 +195,6 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     )
 
 
-def as_images(pixels: Sequence[NDArray[np.uint8]], captions: Sequence[str]) -> Images:
-    """Return images with their captions, encoded."""
-    return Images(tuple(map(encode_png, pixels)), tuple(captions))
-
-
-def check_captions(call: str, captions: Any, count: int) -> list[str]:
-    """Return a caption for each image; empty ones where none were given."""
-    if captions is None:
-        return [""] * count
-    texts = [str(caption) for caption in captions]
-    if isinstance(captions, str) or len(texts) != count:
-        raise ConfigurationError(
-            "captions",
-            f"{call}: captions={captions!r:.60} for {count} images: pass a list with one string "
-            "per image.",
-        )
-    return texts
-
-
 def draw_figure(figure: Any) -> bytes:
     """Return a figure of matplotlib as a PNG file."""
     file = BytesIO()
@@ -237,18 +214,14 @@ def _is_sequence(value: Any) -> bool:
 # Histograms
 
 
-def count_values(call: str, values: Any, bins: Any) -> tuple[Histogram, int, int]:
-    """Return the histogram of all values, how many there are, and how many of them are NaN or
-    infinite.
-
-    Those are not counted in any bin. Without any other value the histogram is of zero to one, and
-    empty.
-    """
+def count_values(call: str, values: Any, bins: Any) -> Histogram:
+    """Return the histogram of all values that are not NaN or infinite; without any, it is of zero
+    to one, and empty."""
     check_number(f"{call}: bins", bins, least=1, most=10_000)
     flat = as_array(call, values).ravel().astype(np.float64)
     finite = flat[np.isfinite(flat)]
     if not finite.size:
-        return Histogram((0.0, 1.0), (0,)), flat.size, flat.size
+        return Histogram((0.0, 1.0), (0,))
     low = finite.min()
     high = finite.max()
     if high - low <= max(abs(low) * 1e-9, 1e-300):  # too close for bins between them
@@ -256,8 +229,7 @@ def count_values(call: str, values: Any, bins: Any) -> tuple[Histogram, int, int
         low -= width
         high += width
     counts, edges = np.histogram(finite, bins, (low, high))
-    histogram = Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
-    return histogram, flat.size, flat.size - finite.size
+    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
 
 
 # Tables

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -134,6 +133,5 @@ class MLflowRun:
 
 def _name(name: str) -> str:
     """A name with the signs that MLflow takes, which is no path to anything else."""
-    name = re.sub(r"[^\w\-. :/]", "_", name)
-    is_plain = posixpath.normpath(name) == name and name != "." and not name.startswith(("/", ".."))
-    return name if is_plain else re.sub(r"[/.]", "_", name) or "_"
+    parts = re.sub(r"[^\w\-. :/]", "_", name).split("/")
+    return "/".join(part.strip(".") or "_" for part in parts)

@@ -48,13 +48,9 @@ class MediaLog:
         call = f"{method}({name!r})"
         return call if self._is_needed and self._has_listener(call) else None
 
-    def add(self, name: str, content: Any, count: int = 1, remark: str = "") -> None:
-        """Give an item to the callbacks, now or when training begins.
-
-        `count` is the number of its images, and `remark` a line on its values, which is said once.
-        """
-        if remark:
-            self._say_once(f"values of {name}", f"{name!r}: {remark}")
+    def add(self, name: str, content: Any, count: int = 1) -> None:
+        """Give an item to the callbacks, now or when training begins; `count` is the number of its
+        images."""
         from ..metrics.media import Media
 
         update, step, epoch, samples, seconds = self._run.place()
@@ -198,10 +194,10 @@ class MediaMethods:
 
         media = self._logged_run.media
         if call := media.open("log_image", name):
-            from ..metrics.media import as_images, check_range, read_image
+            from ..metrics.media import Images, encode_png, read_image
 
-            pixels, bad = read_image(call, image, check_range(call, value_range))
-            media.add(name, as_images([pixels], [str(caption)]), remark=_bad_pixels(bad))
+            file = encode_png(read_image(call, image, value_range))
+            media.add(name, Images((file,), (str(caption),)))
 
     @public
     def log_images(
@@ -232,17 +228,14 @@ class MediaMethods:
 
         media = self._logged_run.media
         if call := media.open("log_images", name):
-            from ..metrics.media import as_images, check_captions, check_range, read_images
+            from ..metrics.media import read_images
 
-            pixels, texts, bad = read_images(call, images, check_range(call, value_range))
-            if captions is not None or not texts:
-                texts = check_captions(call, captions, len(pixels))
-            media.add(name, as_images(pixels, texts), len(pixels), _bad_pixels(bad))
+            found = read_images(call, images, captions, value_range)
+            media.add(name, found, len(found.files))
 
     @public
     def log_histogram(self, name: str, values: Any, *, bins: int = 64) -> None:
-        """Log how values are distributed; NaN and infinite ones are left out, and a line says so
-        once.
+        """Log how values are distributed; NaN and infinite ones are left out.
 
         Args:
             name: The name under which histograms of several steps are one series.
@@ -260,9 +253,7 @@ class MediaMethods:
         if call := media.open("log_histogram", name):
             from ..metrics.media import count_values
 
-            histogram, total, bad = count_values(call, values, bins)
-            remark = f"{bad} of {total} values are NaN or infinite and not counted." if bad else ""
-            media.add(name, histogram, remark=remark)
+            media.add(name, count_values(call, values, bins))
 
     @public
     def log_text(self, name: str, text: str) -> None:
@@ -334,7 +325,3 @@ class MediaMethods:
             from ..metrics.media import Images, draw_figure
 
             media.add(name, Images((draw_figure(figure),), (str(caption),)))
-
-
-def _bad_pixels(count: int) -> str:
-    return f"{count} of its values are NaN or infinite and shown as black." if count else ""
