@@ -12,7 +12,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from loopwright import Callback, Trainer
-from loopwright.callbacks import EMA, BestModel, Rewind, TorchMetrics
+from loopwright.callbacks import EMA, Rewind, TorchMetrics
 
 from ..loops import assert_same_model, build_linear, build_net, train_by_hand
 from ..mistakes import raises
@@ -105,16 +105,6 @@ def test_a_loaded_trainer_has_the_averages_without_training(points, tmp_path):
     loaded.load(tmp_path / "saved")
     assert_same_tree(again.state, ema.state)
     assert loaded.evaluate(points) == trained.evaluate(points)
-
-
-def test_weights_put_back_by_others_do_not_mix_with_the_averages(points):
-    ema = EMA(0.9)
-    trainer = train(build_trainer([ema, BestModel("loss", "max", restore=True)]), points)
-    plain = EMA(0.9)
-    train(build_trainer([plain]), points)
-    assert_same_tree(ema.state, plain.state)
-    with ema.weights(trainer):
-        assert_same_tree(dict(trainer.model.state_dict()), plain.state["model"])
 
 
 def test_half_precision_weights_are_averaged_in_single_precision(points):

@@ -65,12 +65,6 @@ def test_what_is_measured_after_an_update_is_a_metric_of_its_step_and_the_last_i
     assert history["clock"] == [32, 74]
 
 
-def test_in_a_window_the_interval_counts_updates_and_not_steps(points):
-    clock = Clock(every_n_updates=2)
-    train(build_trainer([clock], accumulate=2), points, 2)
-    assert [update for _, update, _ in clock.seen] == [2, 4, 6]
-
-
 def test_two_clocks_are_refused():
     with raises("two-intervals", "Clock(every_n_epochs=1, every_n_samples=5)"):
         Clock(every_n_epochs=1, every_n_samples=5)

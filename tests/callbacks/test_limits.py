@@ -46,11 +46,6 @@ def test_evaluation_is_limited_apart_from_training(points):
     assert train(trainer, points, num_epochs=1).progress.step == 5
 
 
-def test_a_window_of_accumulated_batches_ends_at_the_limit(points):
-    trainer = train(build_trainer([LimitBatches(train=3)], accumulate=2), points, num_epochs=1)
-    assert (trainer.progress.step, trainer.progress.update) == (3, 2)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_position_is_continued_exactly_and_counts_what_was_taken(points, num_workers):
     def build() -> LimitedStream:

@@ -121,7 +121,7 @@ def test_parameters_are_counted(points, tmp_path, capsys):
 
 
 def test_statistics_are_those_of_all_values_of_a_field(points, tmp_path):
-    statistics = DatasetStatistics(batch_size=5)
+    statistics = DatasetStatistics()
     train(build_trainer([statistics], run_dir=tmp_path), points, 1)
     inputs, targets = points.tensors
     for name, values in (("0", inputs.double()), ("1", targets.double())):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from loopwright.callbacks import (
     EarlyStopping,
     OfflineLoss,
     ProgressDisplay,
-    Rewind,
 )
 
 from ..terminals import ESCAPES, Screen, terminal
-from .runs import Clock, Crash, Timed, build_net, build_timed, build_trainer, train
+from .runs import Crash, build_timed, build_trainer, train
 
 EPOCH_LINE = r"epoch {}/2  loss \d\S* +eval_loss \d\S* +\d+\.\d s +[\d,]+ samples/s(  0:\d\d left)?"
 
@@ -128,17 +126,6 @@ def test_the_time_that_is_left_goes_by_the_limit_of_the_call(points, monkeypatch
     assert ("epoch 2 2/5 0:03 left", expected) in bars(shown)
 
 
-@pytest.mark.parametrize("style", ["bar", "lines"])
-def test_an_epoch_that_a_limit_cuts_short_is_shown_too(points, monkeypatch, style):
-    with terminal(monkeypatch, columns=120) as shown:
-        build_timed(monkeypatch, [], progress=style).train(
-            points, eval_data=points, batch_size=8, num_updates=7
-        )
-    *_, line, best = Screen(120).feed(shown[0]).text.splitlines()
-    assert re.fullmatch(r"epoch 2 step 2/5  loss \S+  eval_loss \S+  52\.0 s  8 samples/s", line)
-    assert best.startswith("Best eval_loss ")
-
-
 class Unsized(IterableDataset[Any]):
     def __init__(self, data: TensorDataset) -> None:
         self.data = data
@@ -189,53 +176,6 @@ def test_lines_say_the_same_inside_epochs_and_evaluations(points, capsys, monkey
         "  0:55 left",
         "",
     ]
-
-
-def test_lines_that_a_callback_prints_stay_between_the_rows_of_short_epochs(points, monkeypatch):
-    class Speaking(Callback):
-        def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
-            print(f"said at the end of {trainer.progress.epoch}")
-
-    with terminal(monkeypatch, rows=40) as shown:
-        train(build_trainer([Speaking], progress="bar"), points, num_epochs=3)
-    lines = re.findall(
-        r"^ *(?:[123]/3|said at the end of \d)", Screen(rows=40).feed(shown[0]).text, re.MULTILINE
-    )
-    ends = [
-        "said at the end of 1",
-        "1/3",
-        "said at the end of 2",
-        "2/3",
-        "said at the end of 3",
-        "3/3",
-    ]
-    assert [line.strip() for line in lines] == ends
-
-
-def test_a_rewind_takes_the_bar_back(points, monkeypatch):
-    class Bad(Timed):
-        is_bad = True
-
-        def compute_loss(self, outputs: Any, targets: Any) -> Any:
-            loss = super().compute_loss(outputs, targets)
-            is_bad, self.is_bad = (
-                self.is_bad and self.progress.step == 3,
-                self.is_bad and self.progress.step != 3,
-            )
-            return loss * float("nan") if is_bad else loss
-
-    trainer = Bad(
-        build_net(),
-        partial(torch.optim.SGD, lr=0.1),
-        torch.nn.functional.cross_entropy,
-        callbacks=Rewind(),
-        progress="bar",
-    )
-    trainer.clock = Clock(monkeypatch)
-    with terminal(monkeypatch) as shown:
-        trainer.train(points, 1, batch_size=8)
-    steps = [moment[0].split()[2] for moment in bars(shown)]
-    assert steps == ["0/5", "1/5", "2/5", "3/5", "0/4", "1/4", "2/4", "3/4", "4/4"]
 
 
 # Columns

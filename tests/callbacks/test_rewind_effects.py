@@ -12,16 +12,12 @@ from torch.optim.lr_scheduler import LinearLR
 from loopwright import Callback, DataError, Trainer
 from loopwright.callbacks import (
     EMA,
-    BestCheckpoint,
     Checkpoints,
     LimitBatches,
     NonFiniteGuard,
-    OnlineLoss,
     Rewind,
 )
-from loopwright.checkpoint import list_checkpoints
 from loopwright.checkpoint.compare import compare_trees
-from loopwright.run import MetricsStore
 from loopwright.training.state import capture
 
 from ..mistakes import raises
@@ -50,39 +46,10 @@ def test_averages_and_callbacks_go_back_too():
         assert torch.equal(value, averages[1].state["model"][name])
 
 
-def test_a_model_that_was_kept_by_updates_after_the_snapshot_is_kept_anew(tmp_path):
-    def train(batches: Any, folder: str, *callbacks: Callback) -> tuple[Trainer, dict[str, float]]:
-        watching = (OnlineLoss(every_n_updates=2), BestCheckpoint("online_loss", every_n_updates=2))
-        trainer = build([*callbacks, *watching], run_dir=tmp_path / folder)
-        trainer.train(batches, num_epochs=1)
-        kept = (
-            info for info in list_checkpoints(tmp_path / folder, verify=True) if info.kind == "kept"
-        )
-        return trainer, {info.path.name: info.metric[1] for info in kept if info.metric}
-
-    rewound, kept = train(poisoned(good_batches(), 7), "rewound", Rewind(every_updates=4))
-    clean, wanted = train(good_batches(), "clean")
-    assert_same_run(rewound, clean)
-    assert kept == wanted
-    assert len(kept) == 1
-
-
 def test_after_the_limit_the_next_bad_batch_is_an_error_that_says_so():
     trainer = build([Rewind(max_rewinds=2)])
     with raises("too-many-rewinds", "`max_rewinds`"):
         trainer.train(poisoned(good_batches(), 1, 4, 7), num_epochs=1)
-
-
-def test_metrics_of_steps_that_were_undone_are_not_in_the_store(tmp_path, monkeypatch):
-    # every step is written at once
-    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 0.0)
-    rewound = build([Rewind()], run_dir=tmp_path / "rewound")
-    rewound.train(poisoned(good_batches(), 6), num_epochs=1)
-    build(run_dir=tmp_path / "clean").train(good_batches(), num_epochs=1)
-    rows = [MetricsStore(tmp_path / name / "metrics.sqlite") for name in ("rewound", "clean")]
-    assert len(rows[0].steps("loss")) == 10
-    assert rows[0].steps("loss") == rows[1].steps("loss")
-    assert rows[0].epochs() == rows[1].epochs()
 
 
 class KilledError(Exception):
@@ -167,12 +134,4 @@ def test_the_batch_limit_counts_what_is_left_after_the_bad_one_is_out():
     rewound, clean = build([limits[0], Rewind()]), build([limits[1]])
     rewound.train(poisoned(good_batches(), 3), num_epochs=1)
     clean.train(good_batches(), num_epochs=1)
-    assert_same_run(rewound, clean)
-
-
-@pytest.mark.parametrize("limit", [{"num_updates": 7}, {"num_samples": 26}])
-def test_a_limit_counts_good_steps_only(limit):
-    rewound, clean = build([Rewind()]), build()
-    rewound.train(poisoned(good_batches(), 3, 6), **limit)
-    clean.train(good_batches(), **limit)
     assert_same_run(rewound, clean)

@@ -9,7 +9,6 @@ import pytest
 
 from loopwright import History, MissingExtraError
 from loopwright.metrics import history as history_module
-from loopwright.metrics.history import HistoryCopy
 from tests.metrics.step_rows import rows_from
 
 
@@ -66,21 +65,6 @@ def test_a_long_series_is_thinned_evenly_and_never_longer_than_the_limit(monkeyp
     assert list(series.steps) == [int(value) for value in series.values]
 
 
-def test_a_thinned_series_goes_on_exactly_after_it_was_saved(monkeypatch):
-    monkeypatch.setattr(history_module, "MAX_POINTS", 16)
-    whole, first = History(), History()
-    rows = [{"loss": float(step)} for step in range(1, 101)]
-    whole.add_steps(rows_from(1, rows))
-    first.add_steps(rows_from(1, rows[:53]))
-    second = History()
-    second.load_state_dict(first.state_dict())
-    second.add_steps(rows_from(54, rows[53:]))
-    assert (second.steps["loss"].steps, second.steps["loss"].values) == (
-        whole.steps["loss"].steps,
-        whole.steps["loss"].values,
-    )
-
-
 @pytest.mark.parametrize("sizes", [[1] * 90, [40, 3, 40, 7], [13, 14, 15, 16, 17, 18], [0, 93, 0]])
 def test_additions_one_after_the_other_are_the_history_itself(monkeypatch, sizes):
     """Also where points are dropped in between, more than once; and where a row is replaced."""
@@ -105,24 +89,6 @@ def test_additions_one_after_the_other_are_the_history_itself(monkeypatch, sizes
                 series.steps,
                 series.values,
             )
-
-
-def test_a_copy_is_made_again_for_what_is_new_and_afresh_when_the_history_was_loaded():
-    history, copy = filled(), HistoryCopy()
-    copy.take(history)
-    history.set_epoch(3, {"loss": 0.1})
-    history.add_steps(rows_from(31, [{"loss": 0.2}]))
-    assert len(copy.state_dict()["epochs"]) == 3
-    copy.take(history)
-    other = History()
-    other.load_state_dict(copy.state_dict())
-    assert (other.epochs, other.steps["loss"].values) == (
-        history.epochs,
-        history.steps["loss"].values,
-    )
-    history.load_state_dict(filled().state_dict())
-    copy.take(history)
-    assert copy.state_dict()["epochs"] == filled().epochs
 
 
 def test_a_missing_package_names_the_pip_command(monkeypatch):

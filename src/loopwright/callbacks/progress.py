@@ -232,8 +232,33 @@ class ProgressDisplay(Callback):
 
     def _last_lines(self, trainer: Trainer) -> list[str]:
         """The lines at the end of a `train` call: how it ended, the best epoch, and the commands to
-        look at the run."""
-        return last_lines(trainer, monotonic() - self._call_began, is_resumed=self._is_resumed)
+        look at the run.
+
+        A call without a run directory that trained one epoch has nothing to add to the line of that
+        epoch.
+        """
+        from ..run.directory import shown
+
+        lines = stop_lines(trainer)
+        directory = trainer.run.files.directory
+        kept = None if directory is None else _best_kept(directory.path)
+        best = _best(trainer, kept)
+        if directory is None:
+            return [*lines, *best] if len(trainer.history) > 1 else lines
+        if trainer.stop_reason is None:
+            progress = trainer.progress
+            length = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
+            time = clock(monotonic() - self._call_began)
+            if self._is_resumed:
+                time += " since it was resumed"
+            lines.append(" ".join([f"Finished: {length} in {time}.", *best]))
+        else:
+            lines += best
+        if kept is not None:
+            lines.append(f"Best model: {shown(kept.path)}")
+        places = (directory.path, directory.path.parent)
+        run, folder = (shlex.quote(str(shown(place)) or ".") for place in places)
+        return [*lines, f"To inspect it: loopwright show {run}, or loopwright ui {folder}"]
 
     # Output
 
@@ -532,35 +557,6 @@ def _inside_epoch(trainer: Trainer) -> float:
 
 
 # How a run ended
-
-
-def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[str]:
-    """Return the lines at the end of a `train` call that took these seconds, in this process if it
-    was resumed.
-
-    A call without a run directory that trained one epoch has nothing to add to the line of that
-    epoch.
-    """
-    from ..run.directory import shown
-
-    lines = stop_lines(trainer)
-    directory = trainer.run.files.directory
-    kept = None if directory is None else _best_kept(directory.path)
-    best = _best(trainer, kept)
-    if directory is None:
-        return [*lines, *best] if len(trainer.history) > 1 else lines
-    if trainer.stop_reason is None:
-        progress = trainer.progress
-        length = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
-        time = f"{clock(seconds)}{' since it was resumed' if is_resumed else ''}"
-        lines.append(" ".join([f"Finished: {length} in {time}.", *best]))
-    else:
-        lines += best
-    if kept is not None:
-        lines.append(f"Best model: {shown(kept.path)}")
-    places = (directory.path, directory.path.parent)
-    run, folder = (shlex.quote(str(shown(place)) or ".") for place in places)
-    return [*lines, f"To inspect it: loopwright show {run}, or loopwright ui {folder}"]
 
 
 def stop_lines(trainer: Trainer) -> list[str]:

@@ -14,7 +14,6 @@ from torch import Tensor
 from .._torch_compat import are_finite
 from ..data.stream import SkippingStream
 from ..errors import ConfigurationError, NonFiniteLossError, Rewinding, check_number
-from ..metrics.history import HistoryCopy
 from ..text import counted
 from .nonfinite import NonFiniteGuard
 
@@ -70,7 +69,7 @@ class Rewind(NonFiniteGuard):
         self._stream: SkippingStream | None = None
         self._snapshot: dict[str, Any] | None = None
         self._buffers: SnapshotBuffers | None = None
-        self._history = HistoryCopy()
+        self._history: dict[str, Any] = {}
         self._taken_at = 0
         self._refused: str | None = None
         self._is_searching = False
@@ -193,7 +192,7 @@ class Rewind(NonFiniteGuard):
         self._snapshot = self._buffers.take(
             trainer._core._capture(has_history=False) | {"data": data}
         )
-        self._history.take(trainer.history)
+        self._history = trainer.history.state_dict()
         self._taken_at = trainer.progress.update
         self._is_searching = False
 
@@ -226,7 +225,7 @@ class Rewind(NonFiniteGuard):
         seconds = trainer.progress.seconds
         trainer.run.updates.reset()
         state = snapshot(self._snapshot)  # a copy: optimizers work on what they are given
-        trainer._return_to(state | {"history": self._history.state_dict()}, "in memory")
+        trainer._return_to(state | {"history": self._history}, "in memory")
         self._stream.skip(skipped)
         trainer.progress.seconds = seconds  # the time of undone updates counts
         self.num_rewinds = num_rewinds
@@ -250,7 +249,7 @@ class Rewind(NonFiniteGuard):
         """Free the copies."""
         self._snapshot = None
         self._buffers = None
-        self._history = HistoryCopy()
+        self._history = {}
 
 
 def _loss_of(result: StepResult) -> float | None:

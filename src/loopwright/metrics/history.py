@@ -320,24 +320,6 @@ class History:
         return history_html(self.epochs, self.names)
 
 
-class HistoryCopy:
-    """A copy of a history that is brought up to date repeatedly, copying only what is new."""
-
-    def __init__(self) -> None:
-        self._history = History()
-        self._identity: tuple[object, ...] = ()
-
-    def take(self, history: History) -> None:
-        """Bring the copy up to date with this history."""
-        if not is_same(self._identity, history.identity):
-            self._history = History()
-            self._identity = history.identity
-        self._history.extend(history.since(self._history.extent))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._history.state_dict()
-
-
 def is_same(first: Sequence[object], second: Sequence[object]) -> bool:
     """Whether two sequences consist of the same objects, not only of equal ones."""
     return len(first) == len(second) and all(
