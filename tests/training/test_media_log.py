@@ -3,9 +3,7 @@ said otherwise."""
 
 import os
 import signal
-from contextlib import closing
 from functools import partial
-from sqlite3 import connect
 
 import pytest
 import torch
@@ -219,18 +217,14 @@ def train_one_name(points, *callbacks):
     trainer.train(head(points, 32), num_epochs=2, eval_data=head(points, 16), batch_size=8)
 
 
-@pytest.mark.parametrize("is_old", [False, True], ids=["now", "before counts were saved"])
 def test_a_resumed_evaluation_replaces_its_own_items_and_not_those_of_the_step_before_it(
-    points, tmp_path, is_old
+    points, tmp_path
 ):
     items = {}
     for name, callbacks in (("whole", [()]), ("killed", [(Dies(5),), ()])):
         (tmp_path / name).mkdir()
         for given in callbacks:
             call_forked(partial(train_one_name, points, *given), tmp_path / name)
-            if is_old:
-                with closing(connect(tmp_path / name / "run" / "metrics.sqlite")) as file, file:
-                    file.execute("UPDATE events SET detail = json_remove(detail, '$.media')")
         found = RunView(tmp_path / name / "run").metrics.media()
         items[name] = [(item.step, item.position, item.content) for item in found]
     assert items["killed"] == items["whole"]

@@ -67,12 +67,6 @@ class BestMetric(Watching):
         if self.interval.is_due_after_epoch(epoch) and self.metric in metrics:
             trainer.log(self._with(metrics[self.metric], epoch))
 
-    def on_train_end(self, trainer: Trainer) -> None:
-        if self.best is not None:
-            trainer.run.say(
-                f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}"
-            )
-
     def _with(self, value: float, at: int) -> dict[str, float]:
         """Take one more value, and return what is to be logged then."""
         self.watched.add(value, at)
