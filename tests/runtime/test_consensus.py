@@ -15,8 +15,9 @@ from tests.distributed.ranks import run_ranks
 
 
 def exchange_requests(rank: int, requests: list[list[tuple[int, int]]]) -> list[tuple[int, ...]]:
-    consensus = RequestConsensus(RankGroup.join().host_group, num_requests=2)
-    return [*(consensus.exchange(own) for own in requests[rank]), consensus.finish()]
+    consensus = RequestConsensus(RankGroup.join().host_group)
+    agreed = [consensus.exchange((*own, 0, 0)) for own in requests[rank]]
+    return [first[:2] for first in (*agreed, consensus.finish())]
 
 
 def test_all_ranks_get_the_largest_request_one_update_late() -> None:

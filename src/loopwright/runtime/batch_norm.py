@@ -58,17 +58,13 @@ class SyncBatchNorm(BatchNormBase):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
 
 
-def convert(module: nn.Module, part: Part) -> list[SyncBatchNorm]:
+def convert(module: nn.Module, part: Part) -> None:
     """Make the batch norms of a model compute over all ranks; they stay the same objects, with
     their names."""
-    converted = []
     for norm in module.modules():
         if type(norm) in PLAIN:
             norm.__class__ = SyncBatchNorm
-            own = cast(SyncBatchNorm, norm)
-            own.part = part
-            converted.append(own)
-    return converted
+            cast(SyncBatchNorm, norm).part = part
 
 
 class _Normalise(torch.autograd.Function):
@@ -88,8 +84,11 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(normal, scale, weight, count)
         ctx.part = part
         ctx.has_bias = bias is not None
-        output = normal if weight is None else normal * _along(weight, x)
-        output = output if bias is None else output + _along(bias, x)
+        output = normal
+        if weight is not None:
+            output = output * _along(weight, x)
+        if bias is not None:
+            output = output + _along(bias, x)
         ctx.mark_non_differentiable(mean, variance, count)
         return output.to(x.dtype), mean, variance, count
 
@@ -99,17 +98,19 @@ class _Normalise(torch.autograd.Function):
         normal, scale, weight, count = ctx.saved_tensors
         dims = _dims(grad)
         exact = grad.to(normal.dtype)
-        of_weight = (exact * normal).sum(dims)
-        of_bias = exact.sum(dims)
-        of_normal = exact if weight is None else exact * _along(weight, grad)
+        of_bias = exact.sum(dims) if ctx.has_bias else None
+        of_weight = None
+        of_normal = exact
+        if weight is not None:
+            of_weight = (exact * normal).sum(dims).to(weight.dtype)
+            of_normal = exact * _along(weight, grad)
         sums = torch.stack([of_normal.sum(dims), (of_normal * normal).sum(dims)])
         dist.all_reduce(sums, group=ctx.part.group)
         if ctx.part.counts:
             shift, slope = sums / count
             of_normal = of_normal - _along(shift, grad) - normal * _along(slope, grad)
         of_input = (of_normal * _along(scale, grad)).to(grad.dtype)
-        of_weight = None if weight is None else of_weight.to(weight.dtype)
-        return of_input, of_weight, of_bias if ctx.has_bias else None, None, None
+        return of_input, of_weight, of_bias, None, None
 
 
 def _statistics(x: Tensor, part: Part) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,10 +147,11 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
 def own_buffers(module: nn.Module) -> list[Tensor]:
     """Buffers that may come to differ between ranks: not counters, nor the statistics of
     synchronised batch norms."""
-    return [
-        buffer
-        for part in module.modules()
-        if not isinstance(part, SyncBatchNorm)
-        for name, buffer in part.named_buffers(recurse=False)
-        if name != "num_batches_tracked"
-    ]
+    found = []
+    for part in module.modules():
+        if isinstance(part, SyncBatchNorm):
+            continue
+        for name, buffer in part.named_buffers(recurse=False):
+            if name != "num_batches_tracked":
+                found.append(buffer)
+    return found

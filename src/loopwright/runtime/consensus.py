@@ -60,13 +60,13 @@ class RequestConsensus:
     waits for it.
     """
 
-    def __init__(self, host_group: dist.ProcessGroup, num_requests: int = NUM_REQUESTS) -> None:
+    def __init__(self, host_group: dist.ProcessGroup) -> None:
         self._group = host_group
         # The tensor of the all-reduce in flight must not be written to, so two take turns.
-        self._tensors = [torch.zeros(num_requests, dtype=torch.int64) for _ in range(2)]
+        self._tensors = [torch.zeros(NUM_REQUESTS, dtype=torch.int64) for _ in range(2)]
         # ten times faster to write to than the tensors
         self._values = [tensor.numpy() for tensor in self._tensors]
-        self._none = (0,) * num_requests
+        self._none = (0,) * NUM_REQUESTS
         self._turn = 0
         self._work: Any = None
         self._options = dist.AllreduceOptions()
@@ -76,25 +76,22 @@ class RequestConsensus:
     def exchange(self, requests: tuple[int, ...]) -> tuple[int, ...]:
         """Send this update's requests; return the maximum over all ranks of the previous update's
         (at first zeros)."""
-        agreed = self._wait()
+        agreed = self.finish()
         self._start(requests)
         return agreed
 
     def finish(self) -> tuple[int, ...]:
         """Wait for the all-reduce in flight, if there is one, and return its result."""
-        return self._wait()
-
-    def _start(self, requests: tuple[int, ...]) -> None:
-        self._turn = 1 - self._turn
-        self._values[self._turn][:] = requests
-        self._work = self._group.allreduce([self._tensors[self._turn]], self._options)
-
-    def _wait(self) -> tuple[int, ...]:
         if self._work is None:
             return self._none
         self._work.wait()
         self._work = None
         return tuple(self._values[self._turn].tolist())
+
+    def _start(self, requests: tuple[int, ...]) -> None:
+        self._turn = 1 - self._turn
+        self._values[self._turn][:] = requests
+        self._work = self._group.allreduce([self._tensors[self._turn]], self._options)
 
     def message(self, flag: Tensor | float | None, stamp: int = 0) -> Tensor | None:
         """What is summed over all ranks before the step: the flag, on its device."""
@@ -118,15 +115,16 @@ class HostConsensus(RequestConsensus):
     gradients without an error.
     """
 
-    def __init__(self, host_group: dist.ProcessGroup, num_requests: int = NUM_REQUESTS) -> None:
-        super().__init__(host_group, num_requests)
+    def __init__(self, host_group: dist.ProcessGroup) -> None:
+        super().__init__(host_group)
         self._requests: tuple[int, ...] | None = None  # of the previous update
         self._summed: list[float] | None = None
         self._message = torch.zeros(MESSAGE_SIZE, dtype=torch.float64)
         self._numbers = self._message.numpy()
         self._world = host_group.size()
         self._scale = self._world + 1  # more than there can be ranks with a request
-        self._num_stamps = max(min(NUM_STAMPS, EXACT // (self._scale * self._world)), 1)
+        most = EXACT // (self._scale * self._world)
+        self._num_stamps = max(min(NUM_STAMPS, most), 1)
         self._num_updates = 0
 
     def exchange(self, requests: tuple[int, ...]) -> tuple[int, ...]:
@@ -140,7 +138,7 @@ class HostConsensus(RequestConsensus):
         if summed is not None and not summed[1]:
             return (*self._none[1:], int(summed[2]))
         self._start(previous)
-        return self._wait()
+        return super().finish()
 
     def finish(self) -> tuple[int, ...]:
         """Drop the previous update's requests, which were not sent."""
@@ -168,8 +166,7 @@ class HostConsensus(RequestConsensus):
                 "ranks-update-differently",
                 f"The processes do not make the same updates: in update {self._num_updates + 1} "
                 "of this `train` call, one of them updated another optimizer, or updated more or "
-                "less often than the others, so that gradients of different parameters or "
-                "batches would be averaged. No weights were changed by it. Every process has to "
+                "less often than the others. No weights were changed by it. Every process has to "
                 "update the same optimizers in the same order: a condition must not depend on "
                 "the loss or the random numbers of one process. Use `self.progress`, which is "
                 "the same on all, or gather the value that decides.",

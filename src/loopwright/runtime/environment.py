@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from ..errors import ConfigurationError
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")  # the step's before the job's
-_STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
+_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")  # the step's before the job's
 _SLURM_PORTS = range(12000, 32000)  # below the ports that systems use for outgoing connections
 
 
@@ -74,11 +73,9 @@ def _number(variables: Mapping[str, str], *names: str, default: str = "") -> int
 
 
 def _from_torchrun(variables: Mapping[str, str]) -> Launch:
-    if missing := [name for name in _TORCHRUN if not variables.get(name)]:
-        present = [name for name in _TORCHRUN if variables.get(name)]
-        raise _refusal(
-            f"{', '.join(present)} set, as for several processes, but not {', '.join(missing)}."
-        )
+    missing = [name for name in _TORCHRUN if not variables.get(name)]
+    if missing:
+        raise _refusal(f"{', '.join(missing)} not set, although others of the launcher are.")
     return Launch(
         rank=_number(variables, "RANK"),
         world=_number(variables, "WORLD_SIZE"),
@@ -93,16 +90,16 @@ def _from_torchrun(variables: Mapping[str, str]) -> Launch:
 def _is_slurm_step(variables: Mapping[str, str]) -> bool:
     """Whether `srun` started this process as one of several: not a batch script, nor a shell at a
     terminal."""
-    is_step = "SLURM_PROCID" in variables and any(name in variables for name in _STEP)
+    is_step = "SLURM_PROCID" in variables and "SLURM_STEP_ID" in variables
     return is_step and "SLURM_PTY_PORT" not in variables and _number(variables, *_TASKS) > 1
 
 
 def _from_slurm(variables: Mapping[str, str]) -> Launch:
-    lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    nodes = next((variables[name] for name in lists if variables.get(name)), "")
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     # the same port on all nodes, and another for every job and step, since steps may share a node
     job = _number(variables, "SLURM_JOB_ID", default="0")
-    port = _SLURM_PORTS[(job + 997 * _number(variables, *_STEP)) % len(_SLURM_PORTS)]
+    step = _number(variables, "SLURM_STEP_ID")
+    port = _SLURM_PORTS[(job + 997 * step) % len(_SLURM_PORTS)]
     world = _number(variables, *_TASKS)
     return Launch(
         rank=_number(variables, "SLURM_PROCID"),
@@ -130,10 +127,11 @@ def _tasks_on_node(variables: Mapping[str, str], world: int) -> int:
     listed = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
     if not listed:
         return world
-    entries = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry) for entry in listed.split(",")]
-    counts = [int(found[1]) for found in entries if found for _ in range(int(found[2] or 1))]
+    counts: list[int] = []
+    for num_tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed):
+        counts += [int(num_tasks)] * int(times or 1)
     node = _number(variables, "SLURM_NODEID", default="0")
-    if None in entries or node >= len(counts):
+    if node >= len(counts):
         raise _refusal(
             f"SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE={listed!r} has no such node."
         )

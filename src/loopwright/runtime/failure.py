@@ -60,17 +60,14 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, group: RankGroup) -> Failure:
+        words = f"{type(error).__name__}: {error}"
         text = "".join(traceback.format_exception(error))
-        return cls(group.rank, describe(error), text, time.time(), group.peers[group.rank].machine)
+        return cls(group.rank, words, text, time.time(), group.peers[group.rank].machine)
 
     def line(self, rank: int) -> str:
         """The line that another rank prints when it leaves because of this failure."""
         who = f"rank {self.rank} failed: " if self.rank >= 0 else ""
         return f"rank {rank} stops: {who}{self.error.strip().splitlines()[0]}"
-
-
-def describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 class FailureStore:
@@ -157,9 +154,9 @@ def wait_until_acknowledged(records: FailureStore, group: RankGroup, seconds: fl
     others = [peer for peer in group.peers if peer.rank != group.rank]
     while time.monotonic() < end:
         try:
-            if records.num_acknowledged() >= sum(
-                not (peer.is_gone() or records.has_finished(peer.rank)) for peer in others
-            ):
+            waiting = [peer for peer in others if not peer.is_gone()]
+            waiting = [peer for peer in waiting if not records.has_finished(peer.rank)]
+            if records.num_acknowledged() >= len(waiting):
                 return
         except RuntimeError:  # the store is gone
             return
@@ -220,13 +217,9 @@ def _marked(error: BaseException | None) -> bool | None:
 def follow(first: Failure, group: RankGroup, own: Failure | None = None) -> None:
     """Print that this process leaves because of another, and its own error if that is a different
     one."""
-    differs = (
-        own is not None
-        and own.error != first.error
-        and not own.error.startswith(CommunicationError.__name__)
-    )
-    print_now(
-        first.line(group.rank)
-        + (f" (its own error: {own.error})" if own is not None and differs else "")
-    )
+    line = first.line(group.rank)
+    if own is not None and own.error != first.error:
+        is_lost_connection = own.error.startswith(CommunicationError.__name__)
+        line += "" if is_lost_connection else f" (its own error: {own.error})"
+    print_now(line)
     write_follower_file(first, group, own)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
 import pickle
 import signal
@@ -198,28 +197,19 @@ def _raise_first(folder: Path, failed: Any) -> NoReturn:
 
 def _is_importable(fn: Callable[..., Any]) -> bool:
     """Whether a new process can import the function: not one of a prompt or a notebook."""
-    module = sys.modules.get(getattr(fn, "__module__", None) or "")
-    return (
-        getattr(fn, "__module__", None) != "__main__"
-        or getattr(module, "__file__", None) is not None
-    )
+    is_of_program = getattr(fn, "__module__", None) == "__main__"
+    return not is_of_program or hasattr(sys.modules["__main__"], "__file__")
 
 
 def _check_method(method: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    if method not in multiprocessing.get_all_start_methods():
-        raise ConfigurationError(
-            "start-method",
-            f"start_method={method!r}: this system has "
-            f"{', '.join(multiprocessing.get_all_start_methods())}.",
-        )
     if method == "fork":
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise ConfigurationError(
                 "fork-after-cuda",
-                "launch: the function was defined in a notebook, so its processes must be forked, "
-                "but CUDA was already used here, and a forked process cannot use it again. "
-                "Restart the notebook and call launch before anything touches the GPU, or move "
-                "the function to a file and import it.",
+                "launch: a function of a notebook is called in forked processes, but CUDA was "
+                "already used here, and a forked process cannot use it again. Restart the "
+                "notebook and call launch before anything touches the GPU, or move the function "
+                "to a file and import it.",
             )
         return
     try:
@@ -238,16 +228,13 @@ def _check_method(method: str, fn: Callable[..., Any], args: tuple[Any, ...]) ->
 def _undisturbed() -> Iterator[None]:
     """Restore signal handlers and variables that torch's launcher sets, and keep it from logging
     what we raise."""
-    variables = {
-        name: os.environ.get(name) for name in (_LAUNCHER, "TORCHELASTIC_SIGNALS_TO_HANDLE")
-    }
+    changed = (_LAUNCHER, "TORCHELASTIC_SIGNALS_TO_HANDLE")
+    variables = {name: os.environ.get(name) for name in changed}
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in numbers} if is_main else {}
-    logs = [
-        logging.getLogger(name)
-        for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn")
-    ]
+    names = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
+    logs = [logging.getLogger(name) for name in names]
     levels = [log.level for log in logs]
     os.environ[_LAUNCHER] = str(os.getpid())
     for log in logs:

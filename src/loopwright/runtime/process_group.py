@@ -40,22 +40,14 @@ _PAUSE = 0.01
 
 def rendezvous_store(launch: Launch, timeout: float) -> Store:
     """Wait for all ranks of this attempt; the store that they share."""
-    where = f"{launch.master_addr}:{launch.master_port}"
-    url = "env://" if launch.source == "torchrun" else f"tcp://{where}"
-    try:
-        found = rendezvous(
-            url, rank=launch.rank, world_size=launch.world, timeout=timedelta(seconds=timeout)
-        )
-        store: Store = next(found)[0]
-        end = time.monotonic() + timeout
-        name = _open(store, launch, end) if launch.rank == 0 else _join(store, launch, end)
-    except RuntimeError as error:
-        raise CommunicationError(
-            "no-connection",
-            f"Rank {launch.rank} of {launch.world} could not connect to the other processes at "
-            f"{where} within {timeout:g} s: are all {launch.world} running, and can this host "
-            f"reach {launch.master_addr}? ({error})",
-        ) from error
+    is_torchrun = launch.source == "torchrun"
+    url = "env://" if is_torchrun else f"tcp://{launch.master_addr}:{launch.master_port}"
+    found = rendezvous(
+        url, rank=launch.rank, world_size=launch.world, timeout=timedelta(seconds=timeout)
+    )
+    store: Store = next(found)[0]
+    end = time.monotonic() + timeout
+    name = _open(store, launch, end) if launch.rank == 0 else _join(store, launch, end)
     return PrefixStore(name, store)
 
 
@@ -84,11 +76,8 @@ def _join(store: Store, launch: Launch, end: float) -> str:
         if found and found != name:
             name = found
             store.set(f"{name}/joined{launch.rank}", own)
-        if (
-            name
-            and store.check([f"{name}/all"])
-            and own in store.get(f"{name}/all").decode().split()
-        ):
+        is_complete = bool(name) and store.check([f"{name}/all"])
+        if is_complete and own in store.get(f"{name}/all").decode().split():
             return name
         if time.monotonic() > end:
             raise RuntimeError("rank 0 did not join" if not name else "not all ranks joined")
@@ -125,9 +114,8 @@ class Peer:
 def _machine() -> str:
     """The running system and its namespace of process ids; empty where the system does not say."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink(
-            "/proc/self/ns/pid"
-        )
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot + os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 
@@ -156,14 +144,11 @@ _current: RankGroup | None = None
 class RankGroup:
     """All processes of this training; made by `RankGroup.join`, once per process."""
 
-    def __init__(
-        self, device: torch.device, timeout: float, launch: Launch | None, *, is_owner: bool
-    ) -> None:
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.local_rank = launch.local_rank if launch is not None else 0
+    def __init__(self, device: torch.device, timeout: float, *, is_owner: bool) -> None:
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
         self.device = device
         self.timeout = timeout
-        self.launch = launch
         self.num_watched = 0  # blocks so far
         self.is_closed = False
         self.has_failed = False
@@ -178,7 +163,6 @@ class RankGroup:
         cls,
         device: str | torch.device = "cpu",
         *,
-        launch: Launch | None = None,
         timeout: float = TIMEOUT,
     ) -> RankGroup:
         """Join the other ranks, or return the group this process is in already.
@@ -192,20 +176,15 @@ class RankGroup:
         if current is not None and dist.is_initialized():
             _check_backend(device)
             return current
-        launch = launch or Launch.from_environment()
         is_owner = not dist.is_initialized()
         if is_owner:
-            _initialize(device, timeout, launch)
+            _initialize(device, timeout)
         _check_backend(device)
-        group = cls(device, timeout, launch, is_owner=is_owner)
+        group = cls(device, timeout, is_owner=is_owner)
         install_hook(group)
         atexit.register(group.close)
         _current = group
         return group
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
 
     @property
     def has_gloo(self) -> bool:
@@ -229,11 +208,11 @@ class RankGroup:
         with self.at("gather_objects"):
             return gather_pickled(value, self.host_group)
 
-    def broadcast_object(self, value: T, source: int = 0) -> T:
-        """The value of one process, on every process."""
+    def broadcast_object(self, value: T) -> T:
+        """The value of rank 0, on every process."""
         values = [value]
         with self.at("broadcast_object"):
-            dist.broadcast_object_list(values, src=source, group=self.host_group)
+            dist.broadcast_object_list(values, src=0, group=self.host_group)
         return values[0]
 
     def barrier(self, place: str) -> None:
@@ -275,20 +254,15 @@ class RankGroup:
 
     def explain(self, error: BaseException, place: str, more: str = "") -> CommunicationError:
         """A communication error that says which rank was where and what to do."""
-        timed_out = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-        what = (
-            f"the other processes did not answer within {self.timeout:g} s"
-            if timed_out
-            else "the connection to another process was lost"
-        )
-        first_line = (
-            str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        )
+        text = str(error).strip() or type(error).__name__
+        what = "the connection to another process was lost"
+        if "timed out" in text.lower() or "timeout" in text.lower():
+            what = f"the other processes did not answer within {self.timeout:g} s"
         return CommunicationError(
             "communication-failed",
             f"Rank {self.rank} of {self.world}, at {place}: {what}.{more} Look for the first "
             "error in the output of the other ranks. If they were only slow, raise `timeout` "
-            f"({self.timeout:g} s). (torch: {first_line})",
+            f"({self.timeout:g} s). (torch: {text.splitlines()[0]})",
         )
 
     def close(self) -> None:
@@ -308,7 +282,8 @@ def current_group() -> RankGroup | None:
     return None if _current is None or _current.is_closed else _current
 
 
-def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> None:
+def _initialize(device: torch.device, timeout: float) -> None:
+    launch = Launch.from_environment()
     if launch is None:
         raise ConfigurationError(
             "one-process",
@@ -318,7 +293,7 @@ def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> 
         )
     if device.type == "cuda":
         torch.cuda.set_device(launch.local_rank if device.index is None else device.index)
-    with _explained(launch):
+    try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=rendezvous_store(launch, timeout),
@@ -326,20 +301,13 @@ def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> 
             world_size=launch.world,
             timeout=timedelta(seconds=timeout),
         )
-
-
-@contextmanager
-def _explained(launch: Launch) -> Iterator[None]:
-    try:
-        yield
     except RuntimeError as error:
-        if isinstance(error, CommunicationError) or not is_communication(error):
-            raise
         raise CommunicationError(
             "no-connection",
-            f"Rank {launch.rank} of {launch.world} joined the group, but cannot connect to all "
-            "ranks: can their hosts reach each other (GLOO_SOCKET_IFNAME names the network "
-            f"interface to use)? (torch: {error})",
+            f"Rank {launch.rank} of {launch.world} could not connect to the other processes at "
+            f"{launch.master_addr}:{launch.master_port} within {timeout:g} s: are all "
+            f"{launch.world} running, and can their hosts reach each other (GLOO_SOCKET_IFNAME "
+            f"names the network interface to use)? ({error})",
         ) from error
 
 
@@ -347,8 +315,9 @@ def _check_backend(device: torch.device) -> None:
     if device.type == "cuda" and "nccl" not in str(dist.get_backend_config()):
         raise ConfigurationError(
             "wrong-backend",
-            f"torch.distributed was initialised with {dist.get_backend_config()}, which cannot train on {device}: use "
-            'backend="cpu:gloo,cuda:nccl", or leave the initialisation to Loopwright.',
+            f"torch.distributed was initialised with {dist.get_backend_config()}, which cannot "
+            f'train on {device}: use backend="cpu:gloo,cuda:nccl", or leave the initialisation to '
+            "Loopwright.",
         )
 
 
@@ -430,11 +399,8 @@ def _common_shape(
     """The largest of each dimension but the first. Every rank finds the same mistakes, so all raise
     together."""
     rests = {shape[1:] for shape, _ in shapes}
-    if (
-        len({dtype for _, dtype in shapes}) > 1
-        or len({len(shape) for shape, _ in shapes}) > 1
-        or (len(rests) > 1 and padding_value is None)
-    ):
+    kinds = {(len(shape), dtype) for shape, dtype in shapes}
+    if len(kinds) > 1 or (len(rests) > 1 and padding_value is None):
         every = [f"rank {rank} {tuple(s)} {dtype}" for rank, (s, dtype) in enumerate(shapes)]
         raise DataError(
             "gather-mismatch",

@@ -265,10 +265,8 @@ class Watchdog:
 
     def _places(self) -> dict[int, str]:
         """Where the other ranks were at their last heartbeat."""
-        return {
-            rank: heartbeat.partition(" ")[2]
-            for rank, (heartbeat, _) in list(self._heartbeats.items())
-        }
+        beats = list(self._heartbeats.items())
+        return {rank: heartbeat.partition(" ")[2] for rank, (heartbeat, _) in beats}
 
     def _wait_for_first(self, first: Failure) -> None:
         """Wait for the process that failed first: if another ends earlier, torchrun ends it before
