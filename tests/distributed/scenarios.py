@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from loopwright import DistributedRuntime, NonFiniteLossError, Schedule, StepResult, Trainer
-from loopwright.callbacks import EMA, Freeze, NonFiniteGuard
+from loopwright.callbacks import Freeze, NonFiniteGuard
 
 Scenario = Callable[[Any], dict[str, Any]]
 
@@ -141,11 +141,6 @@ def clipped_by_the_global_norm(runtime: Any) -> dict[str, Any]:
 
 
 @scenario
-def clipped_by_value(runtime: Any) -> dict[str, Any]:
-    return fit(runtime, clip_value=0.01)[1]
-
-
-@scenario
 def last_batch_smaller_than_the_number_of_processes(runtime: Any) -> dict[str, Any]:
     return fit(runtime, data=build_data(33))[1]
 
@@ -161,11 +156,6 @@ class Ragged(Trainer):
     def compute_loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         kept = targets > -0.5
         return ((outputs - targets) ** 2)[kept].sum(), kept.sum()
-
-
-@scenario
-def ragged_token_counts(runtime: Any) -> dict[str, Any]:
-    return fit(runtime, kind=Ragged)[1]
 
 
 @scenario
@@ -208,13 +198,6 @@ def layers_frozen_for_an_epoch(runtime: Any) -> dict[str, Any]:
 
 
 @scenario
-def layers_frozen_from_the_start(runtime: Any) -> dict[str, Any]:
-    model = build_model()
-    model[2].requires_grad_(False)
-    return fit(runtime, model)[1]
-
-
-@scenario
 def scheduled_every_update(runtime: Any) -> dict[str, Any]:
     factory = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)  # noqa: E731
     trainer, result = fit(runtime, scheduler=Schedule(factory, every="update"), accumulate=2)
@@ -224,33 +207,8 @@ def scheduled_every_update(runtime: Any) -> dict[str, Any]:
 
 
 @scenario
-def averaged_weights(runtime: Any) -> dict[str, Any]:
-    ema = EMA(0.9)
-    result = fit(runtime, callbacks=[ema])[1]
-    return result | {"ema": [whole(value) for value in ema.state["model"].values()]}
-
-
-@scenario
-def limited_by_updates(runtime: Any) -> dict[str, Any]:
-    return fit(runtime, num_updates=7)[1]
-
-
-@scenario
 def limited_by_samples(runtime: Any) -> dict[str, Any]:
     return fit(runtime, num_samples=45, accumulate=2)[1]
-
-
-@scenario
-def built_by_factories(runtime: Any) -> dict[str, Any]:
-    trainer = Trainer(
-        build_model(),
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
-        nn.MSELoss(),
-        runtime=runtime,
-        progress="silent",
-    )
-    trainer.train(build_data(), num_epochs=2, batch_size=8)
-    return {"weights": weights_of(trainer.model)}
 
 
 @scenario
@@ -333,24 +291,15 @@ class Gan(Trainer):
         return StepResult(metrics={"critic": critic_loss, "generator": generator_loss})
 
 
-def fit_gan(runtime: Any, **options: Any) -> dict[str, Any]:
-    trainer = Gan(runtime=runtime, progress="silent", **options)
+@scenario
+def gan(runtime: Any) -> dict[str, Any]:
+    trainer = Gan(runtime=runtime, progress="silent", accumulate=2, clip_norm=0.3)
     history = trainer.train(build_data(), num_epochs=2, batch_size=8)
     return {
         "weights": weights_of(trainer.generator, trainer.critic),
         "grads": [param.grad is None for param in trainer.parameters()],
         "steps": [list(history.steps[name]) for name in ("critic", "generator")],
     }
-
-
-@scenario
-def gan(runtime: Any) -> dict[str, Any]:
-    return fit_gan(runtime)
-
-
-@scenario
-def gan_accumulated_and_clipped(runtime: Any) -> dict[str, Any]:
-    return fit_gan(runtime, accumulate=2, clip_norm=0.3)
 
 
 def poisoned(n: int = 37, at: int = 5) -> TensorDataset:
@@ -369,12 +318,6 @@ def bad_sample_skipped(runtime: Any) -> dict[str, Any]:
         "skipped": guard.num_skipped,
         "own": trainer.run.updates.by_name["optimizer"].num_updates,
     }
-
-
-@scenario
-def bad_sample_stops(runtime: Any) -> dict[str, Any]:
-    trainer, _ = fit(runtime, data=poisoned(), callbacks=[NonFiniteGuard("stop")])
-    return {"has_reason": "not finite" in trainer.stop_reason or "is nan" in trainer.stop_reason}
 
 
 @scenario

@@ -148,23 +148,6 @@ def test_metrics_of_a_training_epoch_count_every_sample_once(
         assert_same(ours, alone, "single precision")
 
 
-def gather(rank: int) -> list[Any]:
-    runtime = Trainer(build_model(), torch.optim.SGD, nn.MSELoss(), progress="silent").runtime
-    rows = torch.full((rank + 1, rank + 2), float(rank))
-    return [
-        runtime.gather(rows, padding_value=-1.0),
-        runtime.gather(torch.arange(2) + 10 * rank),
-        runtime.gather(torch.tensor(rank)),
-    ]
-
-
-def test_tensors_of_all_processes_are_gathered_with_padding(shared: RunRanks) -> None:
-    for padded, rows, numbers in shared(gather, 2):
-        assert padded.tolist() == [[0.0, 0.0, -1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
-        assert rows.tolist() == [0, 1, 10, 11]
-        assert numbers.tolist() == [0, 1]
-
-
 def test_a_single_process_gathers_from_itself() -> None:
     runtime = Trainer(build_model(), torch.optim.SGD, nn.MSELoss(), runtime="cpu").runtime
     assert runtime.gather(torch.arange(3)).tolist() == [0, 1, 2]

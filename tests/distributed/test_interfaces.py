@@ -209,13 +209,17 @@ def test_a_second_trainer_goes_on_with_a_model_that_the_first_has_sharded(shared
         assert_same(weights, weights_of(model))
 
 
-def train_in_buckets(rank: int, size: int, bucket_bytes: int = 1) -> dict[str, Any]:
+def train_in_buckets(rank: int, size: int, bucket_bytes: int | None = 1) -> dict[str, Any]:
     """Both interfaces that have phases of their own, with a bucket for every parameter.
 
     The last batch is a single sample, so that the gradients of all processes but one are those of a
     stand-in; and each step of the other interface has two backward passes.
     """
-    distributed.BUCKET_BYTES = bucket_bytes
+    if bucket_bytes is not None:
+        original = distributed.Averaging
+        distributed.Averaging = lambda *args, **options: original(
+            *args, **options | {"max_bytes": bucket_bytes}
+        )
     model = build_model()
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
     trainer.train(build_data(25), num_epochs=2, per_device_batch_size=size)
@@ -248,6 +252,6 @@ class Twice(DreamTrainer):
 
 
 def test_interfaces_train_as_one_process_when_gradients_travel_during_backward() -> None:
-    alone = train_in_buckets(0, 12, distributed.BUCKET_BYTES)
+    alone = train_in_buckets(0, 12, None)
     for results in run_ranks(train_in_buckets, 3, 4):
         assert_same(results, alone)

@@ -113,8 +113,7 @@ def together() -> dict[int, list[dict[str, list[list[list[float]]]]]]:
     """Workers, which are slow to start, on two processes only."""
     few = [name for name in NAMES if name != "a loader with workers"]
     return {
-        world: run_ranks(two_epochs, world, None, NAMES if world == 2 else few)
-        for world in (2, 3, 4)
+        world: run_ranks(two_epochs, world, None, NAMES if world == 2 else few) for world in (2, 3)
     }
 
 
@@ -123,7 +122,7 @@ def together() -> dict[int, list[dict[str, list[list[list[float]]]]]]:
     [
         (name, world)
         for name in NAMES
-        for world in (2, 3, 4)
+        for world in (2, 3)
         if name != "a list of batches" and (world == 2 or name != "a loader with workers")
     ],
 )
@@ -136,7 +135,7 @@ def test_every_update_has_the_samples_that_one_process_would_give_it(
     assert [list(chain(*step)) for step in zip(*parts, strict=True)] == alone[name]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3])
 def test_ready_batches_go_to_the_processes_in_turn(
     world: int, alone: dict[str, Any], together: dict[int, Any]
 ) -> None:

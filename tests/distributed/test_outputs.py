@@ -47,14 +47,3 @@ def test_outputs_of_all_processes_are_kept_in_the_order_of_the_samples(tmp_path)
     files = sorted((tmp_path / "two" / "artifacts" / "outputs").iterdir())
     assert [len(load_weights(file)["labels"]) for file in files] == [8, 5]
     assert load_weights(files[-1])["labels"].tolist() == alone["labels"]
-
-
-def test_a_process_without_a_sample_of_the_step_adds_nothing():
-    def last(rank):
-        outputs = AdditionalOutputs(["square"], every_n_updates=1)
-        build_trainer(
-            Telling, max_epochs=1, datasets={"train": Points(9)}, callbacks=[outputs]
-        ).train()
-        return {name: tuple(value.shape) for name, value in outputs.latest.items()}
-
-    assert run_ranks(last, 2) == [{"square": (2, 1)}] * 2

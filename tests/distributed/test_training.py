@@ -35,6 +35,7 @@ UNEVEN = [  # those in which parts differ in other ways on three processes than 
     "limited_by_samples",
 ]
 NAMES = {2: list(SCENARIOS), 3: UNEVEN}
+SETUPS = [(2, "ddp"), (2, "ddp in buckets"), (2, "fsdp"), (3, "ddp in buckets")]
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +60,8 @@ def together(shared: RunRanks, world: int, runtime: str) -> list[dict[str, Any]]
 @pytest.mark.parametrize(
     ("world", "runtime", "name"),
     [
-        pytest.param(
-            world,
-            runtime,
-            name,
-            marks=[pytest.mark.long] if (world, runtime) == (3, "fsdp") else [],
-        )
-        for world in NAMES
-        for runtime in ("ddp", "ddp in buckets", "fsdp")
+        (world, runtime, name)
+        for world, runtime in SETUPS
         for name in NAMES[world]
         if (runtime, name)
         != ("ddp in buckets", "bf16")  # which makes a runtime of its own precision

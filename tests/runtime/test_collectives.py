@@ -29,9 +29,7 @@ def gather_lengths(rank: int, dtype: torch.dtype) -> torch.Tensor:
     return RankGroup.join().gather(torch.full((lengths[rank], 2), rank, dtype=dtype))
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16])
 def test_gather_takes_every_rank_s_real_rows(dtype: torch.dtype) -> None:
     expected = torch.tensor([[0, 0], [0, 0], [2, 2], [2, 2], [2, 2]]).to(dtype)
     for gathered in run_ranks(gather_lengths, 3, dtype):
@@ -70,7 +68,6 @@ def gather_unlike(rank: int, shapes: list[tuple[int, ...]], dtypes: list[torch.d
     ("shapes", "dtypes"),
     [
         pytest.param([(1, 2), (1, 3)], [torch.float32, torch.float32], id="sizes"),
-        pytest.param([(1, 2), (1,)], [torch.float32, torch.float32], id="dimensions"),
         pytest.param([(1,), (1,)], [torch.float32, torch.int64], id="dtypes"),
     ],
 )

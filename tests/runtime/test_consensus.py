@@ -89,10 +89,8 @@ def sum_flags(rank: int, flags: list[float]) -> tuple[float, float]:
     return float(consensus.receive(in_bucket)), float(consensus.receive(message))
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"), [([0.0, 0.0, 0.0], 0.0), ([0.0, 1.0, 0.0], 1.0), ([1.0, 1.0, 1.0], 1.0)]
-)
+@pytest.mark.parametrize(("flags", "expected"), [([0.0, 0.0], 0.0), ([0.0, 1.0], 1.0)])
 def test_flag_on_a_device_is_set_on_all_ranks_if_it_is_on_one(
     flags: list[float], expected: float
 ) -> None:
-    assert run_ranks(sum_flags, 3, flags) == [(expected, expected)] * 3
+    assert run_ranks(sum_flags, 2, flags) == [(expected, expected)] * 2

@@ -21,10 +21,6 @@ def test_a_function_runs_on_new_processes_and_its_results_come_back_by_rank() ->
     assert [gathered.tolist() for _, gathered in results] == [[0, 1], [0, 1]]
 
 
-def test_a_function_that_cannot_be_imported_is_forked() -> None:
-    assert launch(lambda: os.getppid(), processes=3, start_method="fork") == [os.getpid()] * 3
-
-
 def test_a_forked_rank_can_use_a_fork_server_where_its_parent_has_one() -> None:
     """As loaders with workers do, on Linux from Python 3.14 on by default."""
     assert launched.start_by_fork_server() == 0
@@ -50,12 +46,6 @@ def test_a_rank_that_leaves_without_an_exception_is_named() -> None:
         launch(launched.leave, processes=1, start_method="fork")
 
 
-@pytest.mark.long
-def test_failed_processes_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
-    assert launch(launched.fail_at_first, tmp_path, max_restarts=1, start_method="fork") == [1, 1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
-
-
 def test_a_lambda_is_refused_with_what_to_do() -> None:
     with raises("launch-arguments"):
         launch(lambda: None)
@@ -71,7 +61,6 @@ def test_a_result_that_cannot_be_sent_is_refused_with_what_to_do() -> None:
     [
         ({"processes": 0}, "number"),
         ({"max_restarts": -1}, "number"),
-        ({"start_method": "x"}, "start-method"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_started(

@@ -125,7 +125,7 @@ def read_block(block: Node) -> Sweep:
     """
     if "space" not in (block.value or ()) and "method" not in (block.value or ()):
         return Sweep(_read_space(block, SWEEP))
-    options, problems = ConfigValidation(None).check(block, OPTIONS, SWEEP)
+    options, problems = ConfigValidation(None).check(block.copy(SWEEP), OPTIONS)
     if problems:
         raise ConfigError(problems)
     num = options.get("num")
@@ -167,7 +167,7 @@ def _read_values(node: Node, key: str) -> Sequence[Any] | ValueRange:
 
 
 def _read_interval(node: Node, key: str) -> ValueRange:
-    values, problems = ConfigValidation(None).check(node, INTERVAL, key)
+    values, problems = ConfigValidation(None).check(node.copy(key), INTERVAL)
     if problems:
         raise ConfigError(problems)
     found = ValueRange(**values)

@@ -61,13 +61,17 @@ def collecting(problems: list[Problem]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Node:
-    """A value with its origin. `source` is how it is written where that must not show what it
-    resolved to."""
+    """A value with its origin.
+
+    source: how it is written where that must not show what it resolved to.
+    key: where it lies in the whole; known in a copy.
+    """
 
     value: Any  # a Scalar, dict[Key, Node] or list[Node]
     file: str
     line: int | None
     source: str | None = None
+    key: str = ""
 
     def plain(self) -> Any:
         """The value without origins."""
@@ -91,14 +95,15 @@ class Node:
         elif isinstance(self.value, list):
             yield from enumerate(self.value)
 
-    def copy(self) -> Node:
-        """The same values and origins in new nodes."""
+    def copy(self, key: str = "") -> Node:
+        """The same values and origins in new nodes, each of which knows its key."""
         value = self.value
+        copies = {name: child.copy(join_key(key, name)) for name, child in self.children()}
         if isinstance(value, dict):
-            value = {key: child.copy() for key, child in value.items()}
+            value = copies
         elif isinstance(value, list):
-            value = [child.copy() for child in value]
-        return Node(value, self.file, self.line, self.source)
+            value = list(copies.values())
+        return Node(value, self.file, self.line, self.source, key)
 
     def shown(self) -> str:
         """The value for a message: short, in the words of YAML, and without what the environment

@@ -80,7 +80,7 @@ def check(config: Config, schema: Schema) -> list[Problem]:
     sed unknown key; did you mean seed?
     size is the text 'big'; expected a number.
     """
-    return ConfigValidation(config.folder).check(config.root, schema, config.key)[1]
+    return ConfigValidation(config.folder).check(config.root.copy(config.key), schema)[1]
 
 
 def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> Any:
@@ -105,14 +105,17 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
             f"{', '.join(sorted(unknown))}: name what is given in Place({place.name!r}, "
             "given=...) too."
         )
-    config = node if isinstance(node, Config) else None
-    root = config.root if config is not None else to_node(dict(node), HERE, None)  # type: ignore[arg-type]
-    folder, key = (config.folder, config.key) if config is not None else (None, "")
+    folder = None
+    if isinstance(node, Config):
+        folder = node.folder
+        root = node.root.copy(node.key)
+    else:
+        root = to_node(dict(node), HERE, None).copy()
     with beside(folder):
-        recipe, problems = ConfigValidation(folder).check(root, one_of_kind(place), key)
+        recipe, problems = ConfigValidation(folder).check(root, one_of_kind(place))
         if problems:
             raise ConfigError(problems)
-        return Builder(given, place.name).make(recipe, root, key)
+        return Builder(given, place.name).make(recipe)
 
 
 def load_model(
@@ -151,10 +154,10 @@ def load_model(
     )
     if under is not None and set(root.value) == {under}:
         root = root.value[under]
-    recipe, problems = ConfigValidation(None).check(root, model, "")
+    recipe, problems = ConfigValidation(None).check(root.copy(), model)
     if problems:
         raise ConfigError(problems)
-    found: Model = Builder({}, model.__name__).make(recipe, root, "")
+    found: Model = Builder({}, model.__name__).make(recipe)
     return found
 
 
@@ -163,6 +166,7 @@ class Modelled:
     """A pydantic model with the values of its fields, which it checks once more when objects among
     them are built."""
 
+    node: Node
     model: type[BaseModel]
     fields: Mapping[str, Any]
 
@@ -172,6 +176,7 @@ class Called:
     """A call of a class with checked values; `given` are the names of the arguments that the
     program supplies when it builds."""
 
+    node: Node
     target: Callable[..., Any]
     kind: str
     values: Mapping[str, Any]
@@ -191,62 +196,64 @@ class ConfigValidation:
     outer: Place | None = None
     problems: list[Problem] = field(default_factory=list)
 
-    def check(self, node: Node, hint: Any, key: str) -> tuple[Any, list[Problem]]:
+    def check(self, node: Node, hint: Any) -> tuple[Any, list[Problem]]:
         """What a node is by a hint, with recipes for its objects; and every mistake in it."""
         with beside(self.folder):
-            found = self.read(node, hint, key)
+            found = self.read(node, hint)
         return found, list(dict.fromkeys(self.problems))
 
-    def add(self, node: Node, key: str, message: str) -> None:
+    def add(self, node: Node, message: str, name: str = "") -> None:
+        """A mistake at a node, or in the key of this name in it."""
+        key = join_key(node.key, name) if name else node.key
         self.problems.append(node.problem(key, message))
 
-    def wrong(self, node: Node, key: str, hint: Any) -> None:
+    def wrong(self, node: Node, hint: Any) -> None:
         """A value that is not what a hint asks for."""
-        self.add(node, key, f"is {node.shown()}; expected {describe(hint)}.")
+        self.add(node, f"is {node.shown()}; expected {describe(hint)}.")
 
-    def read(self, node: Node, hint: Any, key: str, name: str = "") -> Any:
+    def read(self, node: Node, hint: Any, name: str = "") -> Any:
         """The value that a hint asks for; None where there is a mistake.
 
         name: what an object is called in messages, where its class does not say.
         """
         if isinstance(hint, Schema):
-            return self.schema(node, hint, key)
+            return self.schema(node, hint)
         hint, place = strip(hint)
         if place is not None:
-            return self.placed(node, place, key)
+            return self.placed(node, place)
         if options_of(hint):
-            return self.union(node, hint, key, name)
+            return self.union(node, hint, name)
         if is_unknown(hint):
-            return self.anything(node, key, name)
+            return self.anything(node, name)
         if choices_of(hint) is not None:
-            return self.choice(node, hint, key)
+            return self.choice(node, hint)
         found = class_of(hint)
         if found in SCALARS:
-            return self.scalar(node, hint, key)
+            return self.scalar(node, hint)
         if found in CONTAINERS:
-            return self.container(node, hint, key)
+            return self.container(node, hint)
         if found is None or (found.__module__ == "builtins" and found is not type):
-            return self.wrong(node, key, hint)
+            return self.wrong(node, hint)
         if found is type:
-            return self.named_class(node, hint, key, name)
+            return self.named_class(node, hint, name)
         is_mapping = isinstance(node.value, dict)
         if found is abc.Callable and is_mapping:
-            return self.placed(node, Place(name or "object", ANYTHING), key)
+            return self.placed(node, Place(name or "object", ANYTHING))
         if found is not abc.Callable and (is_mapping or self.is_kind(node, found)):
             default = None if found in ANYTHING else found
-            return self.placed(node, Place(name or found.__name__, found), key, default)
-        return self.wrong(node, key, hint)
+            return self.placed(node, Place(name or found.__name__, found), default)
+        return self.wrong(node, hint)
 
     def is_kind(self, node: Node, found: Any) -> bool:
         return isinstance(node.value, str) and fits(found, ANYTHING)
 
-    def scalar(self, node: Node, hint: Any, key: str) -> Any:
+    def scalar(self, node: Node, hint: Any) -> Any:
         try:
             return SCALARS[class_of(hint)][0](node.plain())
         except (TypeError, ValueError, OverflowError, RuntimeError, LookupError, AttributeError):
-            return self.wrong(node, key, hint)
+            return self.wrong(node, hint)
 
-    def choice(self, node: Node, hint: Any, key: str) -> Any:
+    def choice(self, node: Node, hint: Any) -> Any:
         """One of several values; a member of an enum by its name or its value."""
         choices = choices_of(hint) or ()
         value = node.value
@@ -255,9 +262,9 @@ class ConfigValidation:
             is_content = type(content) is type(value) and content == value
             if is_content or (name is not option and value == name):
                 return option
-        return self.wrong(node, key, hint)
+        return self.wrong(node, hint)
 
-    def union(self, node: Node, hint: Any, key: str, name: str) -> Any:
+    def union(self, node: Node, hint: Any, name: str) -> Any:
         """The first alternative that fits, those that keep the value's type before others; where
         none does, the mistakes inside of the one that fits best."""
         order = [type(node.value), str, bool, int, float, type(None), dict, list]
@@ -269,107 +276,104 @@ class ConfigValidation:
         tries = []
         for option in sorted(options_of(hint), key=preference):
             trial = ConfigValidation(self.folder, outer=self.outer)
-            value = trial.read(node, option, key, name)
+            value = trial.read(node, option, name)
             if not trial.problems:
                 return value
-            if any(problem.key != key for problem in trial.problems):
+            if any(problem.key != node.key for problem in trial.problems):
                 tries.append(trial)
         if not tries:
-            return self.wrong(node, key, hint)
+            return self.wrong(node, hint)
         best = min(tries, key=lambda trial: len(trial.problems))
         self.problems += best.problems
         return None
 
-    def container(self, node: Node, hint: Any, key: str) -> Any:
+    def container(self, node: Node, hint: Any) -> Any:
         kind = CONTAINERS[class_of(hint)]
-        inner = get_args(hint) or (Any, Any if kind is dict else Ellipsis)
+        inner = get_args(hint)
         if kind is dict:
-            if not isinstance(node.value, dict):
-                return self.wrong(node, key, hint)
-            plain, place = strip(inner[1])
-            if is_unknown(plain) and place is None:
-                return node.plain()  # `kind` and all
-            found = {}
-            for name, child in node.children():
-                path = join_key(key, name)
-                own = self.read(Node(name, child.file, child.line), inner[0], path)
-                found[own] = self.read(child, inner[1], path)
-            return found
+            return self.mapping(node, hint, inner or (Any, Any))
+        inner = inner or (Any, Ellipsis)
         is_fixed = kind is tuple and inner[-1] is not Ellipsis
         if not isinstance(node.value, list) or (is_fixed and len(inner) != len(node.value)):
-            return self.wrong(node, key, hint)
+            return self.wrong(node, hint)
         hints = inner if is_fixed else [inner[0]] * len(node.value)
-        items = zip(node.children(), hints, strict=True)
-        values = [self.read(child, part, join_key(key, i)) for (i, child), part in items]
+        values = [self.read(*item) for item in zip(node.value, hints, strict=True)]
         try:
             return kind(values)
         except TypeError:  # a set of lists or mappings
-            return self.wrong(node, key, hint)
+            return self.wrong(node, hint)
 
-    def anything(self, node: Node, key: str, name: str) -> Any:
+    def mapping(self, node: Node, hint: Any, inner: tuple[Any, ...]) -> Any:
+        """A mapping whose keys and values have a hint each."""
+        if not isinstance(node.value, dict):
+            return self.wrong(node, hint)
+        plain, place = strip(inner[1])
+        if is_unknown(plain) and place is None:
+            return node.plain()  # `kind` and all
+        found = {}
+        for name, child in node.value.items():
+            own = self.read(Node(name, child.file, child.line, key=child.key), inner[0])
+            found[own] = self.read(child, inner[1])
+        return found
+
+    def anything(self, node: Node, name: str) -> Any:
         """An argument that says nothing of its type: data as it is, and objects of the kinds that
         are known here."""
         if isinstance(node.value, list):
-            return [self.read(child, Any, join_key(key, i)) for i, child in node.children()]
+            return [self.read(child, Any) for child in node.value]
         if not isinstance(node.value, dict):
             return node.value
         if KIND in node.value:
-            return self.placed(node, Place(name or "object", ANYTHING), key)
-        return {
-            each: self.read(child, Any, join_key(key, each), str(each))
-            for each, child in node.children()
-        }
+            return self.placed(node, Place(name or "object", ANYTHING))
+        return {each: self.read(child, Any, str(each)) for each, child in node.value.items()}
 
-    def named_class(self, node: Node, hint: Any, key: str, name: str) -> Any:
+    def named_class(self, node: Node, hint: Any, name: str) -> Any:
         """A class as a value: named by its path, and handed over without being called here."""
         wanted = strip(next(iter(get_args(hint)), Any))[0]
         bases = (wanted,) if is_class(wanted) and wanted is not object else ANYTHING
         if not isinstance(node.value, str):
-            return self.wrong(node, key, hint)
+            return self.wrong(node, hint)
         try:
             return resolve_kind(node.value, Place(name or "object", bases), self.folder)
         except RefusedError as error:
-            return self.add(node, key, str(error))
+            return self.add(node, str(error))
 
-    def schema(self, node: Node, schema: Schema, key: str) -> dict[Any, Any]:
+    def schema(self, node: Node, schema: Schema) -> dict[Any, Any]:
         """A mapping with known keys."""
         entries = schema.entries
         found: dict[Any, Any] = {}
         if not isinstance(node.value, dict):
-            self.wrong(node, key, schema)
+            self.wrong(node, schema)
             return found
-        for name, child in node.children():
-            path = join_key(key, name)
+        for name, child in node.value.items():
             if name in entries:
-                found[name] = self.read(child, entries[name].accepts, path, str(name))  # type: ignore[index]
+                found[name] = self.read(child, entries[name].accepts, str(name))
             else:
-                self.add(child, path, f"unknown key; {nearest(str(name), entries)}")
+                self.add(child, f"unknown key; {nearest(str(name), entries)}")
         for name, entry in entries.items():
             if entry.required and name not in node.value:
-                self.add(node, join_key(key, name), "is missing.")
+                self.add(node, "is missing.", name)
         return found
 
-    def placed(self, node: Node, place: Place, key: str, default: type | None = None) -> Any:
+    def placed(self, node: Node, place: Place, default: type | None = None) -> Any:
         """An object that is described by its `kind` and arguments, or several by their names where
         that may be."""
         if not describes_several(node.plain(), place):
-            return self.object(node, place, key, default)
+            return self.object(node, place, default)
         names = names_of(node.value, place)
         found = {}
-        for name, child in node.children():
-            path = join_key(key, name)
+        for name, child in node.value.items():
             if name in names:
-                found[name] = self.object(child, place, path)
+                found[name] = self.object(child, place)
             else:
                 self.add(
                     child,
-                    path,
                     f"is next to several objects ({', '.join(map(str, names))}): put one into "
                     f"each of them, or one {name} for all of them at the top of the file.",
                 )
         return found
 
-    def object(self, node: Node, place: Place, key: str, default: type | None = None) -> Any:
+    def object(self, node: Node, place: Place, default: type | None = None) -> Any:
         """The recipe for one object; a bare `kind` as text stands for a mapping with nothing else
         in it."""
         if isinstance(node.value, str):
@@ -377,17 +381,19 @@ class ConfigValidation:
         elif isinstance(node.value, dict):
             children = {str(name): child for name, child in node.children()}
         else:
-            return self.wrong(node, key, one_of_kind(place))
+            return self.wrong(node, one_of_kind(place))
         for name, entry in place.also.items():  # null is the same as leaving one out
             child = children.get(name)
             if child is None and entry.required:
-                self.add(node, join_key(key, name), "is missing.")
+                self.add(node, "is missing.", name)
             elif child is not None and (child.value is not None or entry.required):
-                self.read(child, entry.accepts, join_key(key, name), name)
+                self.read(child, entry.accepts, name)
         try:
             target = self.target(children, place, default)
         except RefusedError as error:
-            return self.add(children.get(KIND, node), join_key(key, KIND), str(error))
+            at = children.get(KIND, node)
+            self.problems.append(at.problem(join_key(node.key, KIND), str(error)))
+            return None
         outer = self.outer or place
         # a scheduler inside a scheduler is given the same optimizer
         is_same_kind = outer is not place and set(place.bases) & set(outer.bases)
@@ -395,7 +401,7 @@ class ConfigValidation:
         before = self.outer
         self.outer = outer
         try:
-            return ObjectCheck(self, node, key, children, place, target, given).recipe()
+            return ObjectCheck(self, node, children, place, target, given).recipe()
         finally:
             self.outer = before
 
@@ -423,7 +429,6 @@ class ObjectCheck:
 
     validation: ConfigValidation
     node: Node
-    key: str
     children: Mapping[str, Node]
     place: Place
     target: Callable[..., Any]
@@ -462,28 +467,25 @@ class ObjectCheck:
         for name, item in items.items():
             if item.is_required and name not in children:
                 words = f"{self.kind} takes it, {describe(item.hint)}, and it has no default."
-                self.add(self.node, name, f"is missing: {words}")
-        return Called(self.target, self.kind, values, arguments, self.given)
-
-    def add(self, node: Node, name: str, message: str) -> None:
-        self.validation.add(node, join_key(self.key, name), message)
+                self.validation.add(self.node, f"is missing: {words}", name)
+        return Called(self.node, self.target, self.kind, values, arguments, self.given)
 
     def read(self, name: str, hint: Any) -> Any:
-        return self.validation.read(self.children[name], hint, join_key(self.key, name), name)
+        return self.validation.read(self.children[name], hint, name)
 
     def is_unknown(self, name: str, known: Iterable[str], *, is_open: bool) -> bool:
         """Whether a key that is not an argument is a mistake; where any key is accepted, whether it
         is a misspelt argument."""
         child = self.children[name]
         if name in self.given:
-            self.add(child, name, "is supplied by the program: leave it out.")
+            self.validation.add(child, "is supplied by the program: leave it out.")
             return True
         names = [*known, *self.place.also]
         absent = [other for other in names if other not in self.children]
         if is_open and not near_names(name, absent, cutoff=0.8):
             return False
         what = "unknown key" if is_open else f"unknown key; {self.kind} takes no such argument"
-        self.add(child, name, f"{what}; {nearest(name, names)}")
+        self.validation.add(child, f"{what}; {nearest(name, names)}")
         return True
 
     def model(
@@ -509,7 +511,7 @@ class ObjectCheck:
         if KIND in known and KIND in self.children:
             values[KIND] = self.children[KIND].plain()
         self.ask_model(model, values, wrong)
-        return Modelled(model, values)
+        return Modelled(self.node, model, values)
 
     def ask_model(self, model: Any, values: Mapping[str, Any], reported: set[str]) -> None:
         """What a model says about the values of its fields, but for those that are known to be
@@ -527,27 +529,22 @@ class ObjectCheck:
             # A validator that looks into an object cannot run before there is one; it will when
             # the model is built.
             if not unbuilt:
-                self.validation.add(self.node, self.key, f"{type(error).__name__}: {error}")
+                self.validation.add(self.node, f"{type(error).__name__}: {error}")
 
     def add_pydantic(self, item: Any) -> None:
         """A mistake in pydantic's words, at its place in the file: without names for the
         alternatives of a union."""
         node = self.node
-        key = self.key
         for part in item["loc"]:
-            child = child_of(node, str(part))
-            if child is not None:
-                node = child
-                key = join_key(key, part)
+            node = child_of(node, str(part)) or node
         if item["type"] == "missing":
-            key = join_key(key, item["loc"][-1])
-            self.validation.add(node, key, "is missing, and has no default.")
+            self.validation.add(node, "is missing, and has no default.", str(item["loc"][-1]))
             return
         text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
         text = f"{text.rstrip('.')}."
         if item["loc"]:
             text = f"is {node.shown()}; {text[:1].lower()}{text[1:]}"
-        self.validation.add(node, key, text)
+        self.validation.add(node, text)
 
 
 def accepted(item: Argument) -> Any:
@@ -578,29 +575,21 @@ class Builder:
     given: Mapping[str, Any]
     name: str
 
-    def make(self, value: Any, node: Node, key: str) -> Any:
-        """The value with its recipes carried out; the node is the part of the config that it was
-        made of."""
+    def make(self, value: Any) -> Any:
+        """The value with its recipes carried out."""
         if isinstance(value, Called):
-            return self.call(value, node, key)
+            return self.call(value)
         if isinstance(value, Modelled):
-            return self.model(value, node, key)
+            return self.model(value)
         if type(value) in (list, tuple, set, frozenset):
-            return type(value)(self.parts(dict(enumerate(value)), node, key).values())
-        return self.parts(value, node, key) if type(value) is dict else value
+            return type(value)(map(self.make, value))
+        return self.parts(value) if type(value) is dict else value
 
-    def parts(self, values: Mapping[Any, Any], node: Node, key: str) -> dict[Any, Any]:
-        """What is made of each value, with the child of the node that has its name, if there is
-        one."""
-        made = {}
-        for name, value in values.items():
-            child = child_of(node, str(name))
-            path = key if child is None else join_key(key, name)
-            made[name] = self.make(value, child or node, path)
-        return made
+    def parts(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {name: self.make(value) for name, value in values.items()}
 
-    def call(self, recipe: Called, node: Node, key: str) -> Any:
-        label = f"{key or self.name} (kind: {recipe.kind})"
+    def call(self, recipe: Called) -> Any:
+        label = f"{recipe.node.key or self.name} (kind: {recipe.kind})"
         items = recipe.arguments.items
         supplied = {}
         for name in recipe.given:
@@ -608,7 +597,7 @@ class Builder:
                 supplied[name] = self.given[name]
             elif name in items and items[name].is_required:
                 raise TypeError(f"{label}: the program must supply {name}, but did not.")
-        keywords = self.parts(recipe.values, node, key)
+        keywords = self.parts(recipe.values)
         positional: list[Any] = []
         for name, item in items.items():
             if item.is_positional and name in keywords:
@@ -620,8 +609,10 @@ class Builder:
             error.add_note(f"raised while {label} was built")
             raise
 
-    def model(self, recipe: Modelled, node: Node, key: str) -> BaseModel:
+    def model(self, recipe: Modelled) -> BaseModel:
+        node = recipe.node
         try:
-            return recipe.model.model_validate(self.parts(recipe.fields, node, key))
+            return recipe.model.model_validate(self.parts(recipe.fields))
         except ValidationError as error:
-            raise ConfigError(node.problem(key, item["msg"]) for item in error.errors()) from None
+            items = error.errors()
+            raise ConfigError(node.problem(node.key, item["msg"]) for item in items) from None

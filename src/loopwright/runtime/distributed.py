@@ -127,7 +127,7 @@ class DistributedRuntime(Runtime):
         self.averages_gradients = self.mesh.shard == 1 and self.mesh.data_size > 1
         # so that gradient buckets are summed over all ranks
         self._is_replicated = self.mesh.replicate == self.world
-        carries = self.is_host and self.group.has_gloo and self.mesh.shard == self.world
+        carries = self.is_host and self.mesh.shard == self.world
         self._reduce_scatter = HostReduceScatter() if carries else None
         # by optimizer, as its list of parameters, which is kept: the id of one that is gone may be
         # that of the next

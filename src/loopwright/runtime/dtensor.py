@@ -54,9 +54,8 @@ def copy_into(target: Tensor, full: Tensor) -> None:
     mesh: Any = mesh_of(target)
     if mesh is not None:
         shape, offsets = local_shape_and_offset(target.shape, mesh, target.placements)  # type: ignore[attr-defined]
-        full = full[
-            tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))
-        ]
+        for dim, (start, size) in enumerate(zip(offsets, shape, strict=True)):
+            full = full.narrow(dim, start, size)
     local_tensor(target).copy_(full)
 
 
@@ -104,19 +103,12 @@ class Mesh:
     def __post_init__(self) -> None:
         for name in ("replicate", "shard", "tensor"):
             check_number(f"Mesh({name}", getattr(self, name), least=1, of="processes")
-        if self.tensor > 1 and not self.plan:
+        if bool(self.plan) != (self.tensor > 1):
             raise ConfigurationError(
                 "mesh-plan",
-                f"Mesh(tensor={self.tensor}) needs a plan that says which layers are split: "
-                "Mesh(tensor=2, plan={'up': ColwiseParallel(), 'down': RowwiseParallel()}).",
-            )
-
-        if self.plan and self.tensor == 1:
-            raise ConfigurationError(
-                "mesh-plan",
-                "Mesh(plan=...): a plan= is given, but tensor=1, so no layer would be split. Set "
-                "how many processes share a layer, as in Mesh(tensor=2, plan=...), or leave out "
-                "the plan.",
+                f"Mesh(tensor={self.tensor}) and its plan, which says which layers are split, go "
+                "together: Mesh(tensor=2, plan={'up': ColwiseParallel(), 'down': "
+                "RowwiseParallel()}). Give both, or none of them.",
             )
 
     @property

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .process_group import RankGroup
 
 _SIGNS = ("gloo", "nccl", "connection closed by peer", "connection reset", "broken pipe", "socket")
-_LATER_SECONDS = 10
 
 
 class CommunicationError(LoopwrightError, RuntimeError):
@@ -54,15 +53,14 @@ class Failure:
 
     rank: int
     error: str
-    traceback: str
-    time: float
-    machine: str = ""
+    traceback: str = ""
+    time: float = 0.0
 
     @classmethod
     def of(cls, error: BaseException, group: RankGroup) -> Failure:
         words = f"{type(error).__name__}: {error}"
         text = "".join(traceback.format_exception(error))
-        return cls(group.rank, words, text, time.time(), group.peers[group.rank].machine)
+        return cls(group.rank, words, text, time.time())
 
     def line(self, rank: int) -> str:
         """The line that another rank prints when it leaves because of this failure."""
@@ -116,29 +114,13 @@ def _parse(text: bytes) -> Failure:
 
 def write_error_file(failure: Failure) -> None:
     """Write the file from which torchrun shows the root cause: the failure with the earliest
-    time."""
+    time, in whole seconds. Processes that end because of it end later."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time))}
+    extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time) - 1)}
     with open(path, "w") as file:
         json.dump({"message": {"message": failure.error, "extraInfo": extra}}, file)
-
-
-def write_follower_file(first: Failure, group: RankGroup, own: Failure | None = None) -> None:
-    """Write the error file of a process that leaves because of another.
-
-    torchrun compares times in seconds and sees an end only at its next poll, so the time is set
-    well after the first. On another machine torchrun has no file of the first failure, so its
-    traceback is repeated there.
-    """
-    line = first.line(group.rank)
-    is_here = first.machine == group.peers[group.rank].machine
-    before = own.traceback if own is not None else ""
-    text = line if is_here or not first.traceback else f"{line}\n{first.traceback}"
-    write_error_file(
-        replace(first, error=line, traceback=f"{before}{text}", time=first.time + _LATER_SECONDS)
-    )
 
 
 def print_now(line: str) -> None:
@@ -222,4 +204,3 @@ def follow(first: Failure, group: RankGroup, own: Failure | None = None) -> None
         is_lost_connection = own.error.startswith(CommunicationError.__name__)
         line += "" if is_lost_connection else f" (its own error: {own.error})"
     print_now(line)
-    write_follower_file(first, group, own)

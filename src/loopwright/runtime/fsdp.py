@@ -71,9 +71,10 @@ def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
     """Let a layer initialise its parameters; full tensors take the place of sharded ones
     meanwhile."""
     parameters = own_parameters(part)
-    sharded = {
-        name: p for name, p in parameters.items() if p is not None and mesh_of(p) is not None
-    }
+    sharded: dict[str, nn.Parameter] = {}
+    for name, param in parameters.items():
+        if param is not None and mesh_of(param) is not None:
+            sharded[name] = param
     for name, param in sharded.items():
         stand_in = torch.empty(param.shape, dtype=param.dtype, device=local_tensor(param).device)
         parameters[name] = nn.Parameter(stand_in, requires_grad=param.requires_grad)
@@ -88,11 +89,8 @@ def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
 
 
 def find_bad_value(module: nn.Module) -> str | None:
-    """The first tensor of a newly initialised model without memory or without finite values, in
-    words."""
+    """The first tensor of a newly initialised model without finite values, in words."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if tensor.is_meta:
-            return f"{name} is still on the meta device: its module did not initialise it."
         local = local_tensor(tensor)
         if local.is_floating_point() and not torch.isfinite(local).all():
             return (
@@ -103,7 +101,7 @@ def find_bad_value(module: nn.Module) -> str | None:
 
 
 def check_values(module: nn.Module) -> None:
-    """Refuse a model with a tensor that has no memory or no finite values."""
+    """Refuse a model with a tensor that has no finite values."""
     if (problem := find_bad_value(module)) is not None:
         raise ConfigurationError("ranks-differ", problem)
 

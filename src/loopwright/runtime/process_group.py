@@ -186,11 +186,6 @@ class RankGroup:
         _current = group
         return group
 
-    @property
-    def has_gloo(self) -> bool:
-        """Whether gloo reduces tensors of the host."""
-        return "cpu:gloo" in str(dist.get_backend_config())
-
     def new_host_group(self) -> dist.ProcessGroup:
         """Another group for host objects; collectives from a second thread need one of their own.
 

@@ -312,7 +312,7 @@ class Watchdog:
                     f"its process ({peer.pid} on {peer.host}) ended without a message: "
                     "killed, or out of memory"
                 )
-                return self._records.record(Failure(peer.rank, text, "", time.time(), peer.machine))
+                return self._records.record(Failure(peer.rank, text))
         return None
 
     def _read_heartbeats(self) -> None:
@@ -331,13 +331,13 @@ class Watchdog:
         gone = next((peer for peer in self._others if peer.is_gone()), None)
         if gone is not None:
             text = f"its process ({gone.pid} on {gone.host}) ended: killed, or out of memory"
-            self._suspicion = Failure(gone.rank, text, "", time.time(), gone.machine)
+            self._suspicion = Failure(gone.rank, text)
         else:
             text = (
                 "the store that all processes share can no longer be reached: its host or the "
                 "network is down"
             )
-            self._suspicion = Failure(-1, text, "", time.time())
+            self._suspicion = Failure(-1, text)
         self._known.set()
 
     def _learn(self, failure: Failure) -> None:
@@ -386,7 +386,7 @@ class Watchdog:
             ):
                 # While all others are alive, a long save is no reason to end the process.
                 text = f"asked to stop (SIGTERM), but there is no heartbeat from {silent}"
-                self._follow(Failure(-1, text, "", time.time()))
+                self._follow(Failure(-1, text))
                 _end()
 
 
