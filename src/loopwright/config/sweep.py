@@ -76,18 +76,25 @@ class ValueRange:
 
     def at(self, part: float) -> float:
         """The number this far (0 to 1) through the interval."""
-        low, high = (self.low, self.high + 1) if self.is_whole else (self.low, self.high)
+        low = self.low
+        high = self.high + 1 if self.is_whole else self.high
         if self.log:
-            value = math.exp(math.log(low) + part * (math.log(high) - math.log(low)))
-        else:
-            value = low + part * (high - low)
-        return self.snapped(value)
+            start = math.log(low)
+            return self.snapped(math.exp(start + part * (math.log(high) - start)))
+        return self.snapped(low + part * (high - low))
+
+    def values(self) -> list[float]:
+        """All numbers on the steps of the interval."""
+        step = self.step or math.inf
+        count = math.floor(round((self.high - self.low) / step, 9)) + 1
+        return [self.snapped(self.low + index * step) for index in range(count)]
 
     def snapped(self, value: float) -> float:
         """The number of the interval that is nearest from below: a whole one, or one on its
         steps."""
         if self.step is not None:
-            value = self.low + math.floor(round((value - self.low) / self.step, 9)) * self.step
+            count = math.floor(round((value - self.low) / self.step, 9))
+            value = self.low + count * self.step
         if self.is_whole:
             return min(math.floor(value), int(self.high))
         return float(f"{min(value, self.high):.12g}")
@@ -123,7 +130,7 @@ def read_block(block: Node) -> Sweep:
 
     Without `method` and `space` the block's keys are varied in a grid.
     """
-    if "space" not in (block.value or ()) and "method" not in (block.value or ()):
+    if not {"space", "method"} & set(block.value or ()):
         return Sweep(_read_space(block, SWEEP))
     options, problems = ConfigValidation(None).check(block.copy(SWEEP), OPTIONS)
     if problems:
@@ -133,7 +140,8 @@ def read_block(block: Node) -> Sweep:
         raise block.error("sweep.num", "is missing: the number of random runs.")
     if num is not None and num < 1:
         raise block.value["num"].error("sweep.num", f"is {num}; expected 1 or more.")
-    return Sweep(**{**options, "space": _read_space(block.value["space"], "sweep.space")})
+    options["space"] = _read_space(block.value["space"], "sweep.space")
+    return Sweep(**options)
 
 
 def _read_space(node: Node, key: str) -> dict[str, Sequence[Any] | ValueRange]:
@@ -277,13 +285,15 @@ class SweptFile:
         problems: list[Problem] = []
         parsed = parse_overrides(overrides, problems)
         fixed = [override for override in parsed if not override.is_sweep]
-        varied = {override.key: override for override in parsed if override.is_sweep}
-        self.marks = {key: override.mark for key, override in varied.items()}
+        varied = [override for override in parsed if override.is_sweep]
+        self.marks = {override.key: override.mark for override in varied}
         self.root = read_root(path, problems)
         # Resolved once without the choices, so that a block may use variables and mistakes are
         # reported only once.
         root = self.root.copy()
-        values = {key: Node(list(each.values), COMMAND_LINE, None) for key, each in varied.items()}
+        values: dict[str, Node] = {}
+        for override in varied:
+            values[override.key] = Node(list(override.values), COMMAND_LINE, None)
         root.value[VARIED] = Node(values, COMMAND_LINE, None)
         whole = finish(root, fixed, problems, path, os.environ)
         block = whole.root.value.pop(SWEEP, None)
@@ -330,8 +340,7 @@ def combine(sweep: Sweep, origin: Node) -> Iterator[dict[str, Any]]:
             if values.step is None:
                 what = f"{key} is an interval without a step: list values, or use method: random."
                 raise origin.error(SWEEP, what)
-            count = math.floor(round((values.high - values.low) / values.step, 9)) + 1
-            values = [values.snapped(values.low + index * values.step) for index in range(count)]
+            values = values.values()
         grids.append(values)
     for choice in itertools.product(*grids):
         yield dict(zip(sweep.space, choice, strict=True))
@@ -339,7 +348,9 @@ def combine(sweep: Sweep, origin: Node) -> Iterator[dict[str, Any]]:
 
 def draw(values: Sequence[Any] | ValueRange, chooser: random.Random) -> Any:
     """One of the values, or a number from the interval."""
-    return values.at(chooser.random()) if isinstance(values, ValueRange) else chooser.choice(values)
+    if isinstance(values, ValueRange):
+        return values.at(chooser.random())
+    return chooser.choice(values)
 
 
 def name_variants(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -374,11 +385,9 @@ def _name_of(value: Any) -> str:
         if "kind" in value:
             return str(value["kind"]).rpartition(".")[2]
         value = list(value.values())
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return "-".join(map(_name_of, value))
-    if value is None or isinstance(value, bool):
-        return plain_text(value)
-    return str(value)
+    return plain_text(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _digest(chosen: Mapping[str, Any]) -> str:
