@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._torch_compat import foreach_div_
 from ..data.containers import map_tensors, tensors_in
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
@@ -164,36 +163,6 @@ class Runtime:
     def reshard(self) -> None:
         """Free the full parameters that forward passes without a backward pass have left."""
 
-    def prepare_backward(
-        self,
-        loss: Tensor,
-        params: Sequence[nn.Parameter],
-        inputs: Sequence[Tensor] | None,
-        *,
-        is_last: bool,
-        flag: Tensor | float | None = None,
-        overlaps: bool = True,
-    ) -> Sequence[Tensor] | None:
-        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd
-        knows.
-
-        `flag` is that of `sync_gradients`: in a window's last backward pass it may be all-reduced
-        meanwhile. `overlaps` says that `sync_gradients` follows for the same parameters, so that
-        averaging may begin in that pass.
-        """
-        return inputs
-
-    def finish_backward(self, *, is_complete: bool) -> None:
-        """End a backward pass; not `is_complete` after an exception."""
-
-    def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
-        """The positions of the parameters in the order in which gradients are averaged; None where
-        there is none."""
-        return None
-
-    def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
-        """Average in the order of a saved run."""
-
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
         """End an update of these models."""
 
@@ -206,18 +175,6 @@ class Runtime:
     def local_parts(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """This rank's parts of gradients, which may be sharded."""
         return list(grads)
-
-    def share_flag(self, flag: Tensor) -> Tensor:
-        """The largest flag of the ranks, where they have different gradients."""
-        return flag
-
-    def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
-        """Divide gradients, which may be sharded."""
-        foreach_div_(list(grads), divisor)
-
-    def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """Clip the gradients by their total norm, and return that."""
-        return nn.utils.clip_grad_norm_(params, max_norm)
 
     def sum_count(self, count: Any) -> Any:
         """The sum of a number of items over the ranks that work on different samples."""

@@ -23,7 +23,7 @@ from .base import Runtime, is_meta, move_to
 from .batch_norm import Part, convert, own_buffers
 from .consensus import HostConsensus, RequestConsensus, Stamps
 from .ddp import Averaging
-from .dtensor import Mesh, clip_norm, full_tensor, group_by_mesh, local_tensor
+from .dtensor import Mesh, full_tensor, group_by_mesh, local_tensor
 from .environment import Launch
 from .fsdp import (
     ShardedModels,
@@ -262,6 +262,13 @@ class DistributedRuntime(Runtime):
         flag: Tensor | float | None = None,
         overlaps: bool = True,
     ) -> Sequence[Tensor] | None:
+        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd
+        knows.
+
+        `flag` is that of `sync_gradients`: in a window's last backward pass it may be all-reduced
+        meanwhile. `overlaps` says that `sync_gradients` follows for the same parameters, so that
+        averaging may begin in that pass.
+        """
         if self._shards.is_used:
             inputs = self._shards.prepare(loss, params, inputs, is_last=is_last)
         if not is_last:
@@ -280,16 +287,11 @@ class DistributedRuntime(Runtime):
         return inputs
 
     def finish_backward(self, *, is_complete: bool) -> None:
+        """End a backward pass; not `is_complete` after an exception."""
         if self._reduce_scatter is not None:
             self._reduce_scatter.pending = None
         if self.averages_gradients:
             self.averaging.finish(is_complete=is_complete)
-
-    def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
-        return self.averaging.order_of(params)
-
-    def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
-        self.averaging.set_order(params, order)
 
     def _message(
         self, flag: Tensor | float | None, params: Sequence[nn.Parameter]
@@ -350,11 +352,9 @@ class DistributedRuntime(Runtime):
         return flag
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
+        """Divide gradients, which may be sharded."""
         for group in group_by_mesh(grads):
             foreach_div_(group, divisor)
-
-    def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        return clip_norm(params, max_norm)
 
     def sum_count(self, count: Any) -> Any:
         """The sum of a number of items over the ranks that work on different samples."""

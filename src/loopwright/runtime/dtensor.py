@@ -59,7 +59,7 @@ def copy_into(target: Tensor, full: Tensor) -> None:
     local_tensor(target).copy_(full)
 
 
-def clip_norm(params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+def clip_grad_norm(params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
     """Clip the gradients by their total norm over all shards, and return that."""
     groups = group_by_mesh(p for p in params if p.grad is not None)
     if len(groups) <= 1:

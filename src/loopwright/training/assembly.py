@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -32,6 +32,7 @@ from .update import OptimizerUpdate
 from .updates import Updates
 
 if TYPE_CHECKING:
+    from ..runtime.distributed import DistributedRuntime
     from .program import Program
     from .run import TrainingRun
 
@@ -277,7 +278,7 @@ def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) 
         clip_value=trainer.clip_value,
         guard=guard,
         reads_are_free=runtime.reads_are_free,
-        peers=runtime if runtime.world > 1 else None,
+        peers=cast("DistributedRuntime", runtime) if runtime.world > 1 else None,
     )
 
 

@@ -54,6 +54,7 @@ from torch import Tensor, nn
 from .._torch_compat import call_after_backward, foreach_div_, overflow_flags
 from .._torch_compat.fast_paths import ignore_updates
 from ..errors import ConfigurationError
+from ..runtime.dtensor import clip_grad_norm
 from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
@@ -308,7 +309,7 @@ class OwnSteps:
         if update.peers is None:
             norm = nn.utils.get_total_norm(gradients(update))
         else:
-            norm = update.peers.clip_norm(update.params, math.inf)
+            norm = clip_grad_norm(update.params, math.inf)
         is_within = norm.item() <= limit * (1 + 1e-6)
         if is_within:
             update.norm = norm

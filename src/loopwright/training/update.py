@@ -17,10 +17,11 @@ from .._torch_compat.fast_paths import OptimizerStep, backward
 from ..callback import Hook
 from ..errors import ConfigurationError
 from ..metrics.result import mistake_in_loss
+from ..runtime.dtensor import clip_grad_norm
 from .components import check_reached
 
 if TYPE_CHECKING:
-    from ..runtime import Runtime
+    from ..runtime.distributed import DistributedRuntime
 
 # The states of an update, and the calls that lead from one to the next:
 #
@@ -128,7 +129,7 @@ class OptimizerUpdate:
         clip_value: float | None = None,
         guard: UpdateGuard | None = None,
         reads_are_free: bool = True,
-        peers: Runtime | None = None,
+        peers: DistributedRuntime | None = None,
     ) -> None:
         self.name = name
         self.optimizer = optimizer
@@ -394,7 +395,7 @@ class OptimizerUpdate:
             nn.utils.clip_grad_value_(self.params, self.clip_value)
         if self.clip_norm is None:
             return True
-        clip = nn.utils.clip_grad_norm_ if self.peers is None else self.peers.clip_norm
+        clip = nn.utils.clip_grad_norm_ if self.peers is None else clip_grad_norm
         self.norm = clip(self.params, self.clip_norm)
         if self.guard is None or self.scaler is not None:
             return True
@@ -504,7 +505,7 @@ class OptimizerUpdate:
         state |= {"stepped": self.epoch.stepped, "skipped": self.epoch.skipped}
         if self.is_paced_by_user:
             state["is_paced_by_user"] = True
-        order = None if self.peers is None else self.peers.gradient_order(self.params)
+        order = None if self.peers is None else self.peers.averaging.order_of(self.params)
         return state if order is None else state | {"order": order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -514,7 +515,7 @@ class OptimizerUpdate:
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
         if self.peers is not None and state.get("order") is not None:
-            self.peers.set_gradient_order(self.params, state["order"])
+            self.peers.averaging.set_order(self.params, state["order"])
 
 
 def run_backward(
@@ -523,7 +524,7 @@ def run_backward(
     *,
     is_last: bool,
     holds_all: bool,
-    peers: Runtime | None,
+    peers: DistributedRuntime | None,
     flag: Tensor | float | None = None,
     retain_graph: bool | None = None,
     overlaps: bool = True,
