@@ -130,7 +130,7 @@ def read_block(block: Node) -> Sweep:
 
     Without `method` and `space` the block's keys are varied in a grid.
     """
-    if not {"space", "method"} & set(block.value or ()):
+    if "space" not in (block.value or ()) and "method" not in (block.value or ()):
         return Sweep(_read_space(block, SWEEP))
     options, problems = ConfigValidation(None).check(block.copy(SWEEP), OPTIONS)
     if problems:
