@@ -35,7 +35,7 @@ def test_two_seeds_part_where_their_metrics_first_differ(in_gallery, capsys):
         mine for mine, other in zip(ours, theirs, strict=False) if mine.value != other.value
     )
     assert found["seed"] == [{"key": "seed", "first": 0, "second": 1}]
-    assert found["metrics"]["steps"]["part_at"] == first.at
+    assert found["metrics"]["steps"]["at"] == first.at
     assert found["metrics"]["steps"]["changes"][0]["first"] == first.value
 
 

@@ -13,6 +13,7 @@ import pytest
 from loopwright.cli import main
 from loopwright.errors import ConfigurationError
 from loopwright.run import MetricsStore, MetricsView
+from loopwright.run.metrics_view import QUERIED
 from tests.demo_runs import make_demo_run
 from tests.metrics.step_rows import rows_of
 from tests.mistakes import raises
@@ -44,23 +45,9 @@ def test_rows_are_a_table_json_or_csv(run, capsys):
 
 
 def test_each_view_can_be_asked(run, capsys):
-    for view in (
-        "metrics",
-        "epochs",
-        "events",
-        "media",
-        "log_lines",
-        "clock",
-        "summaries",
-        "names",
-        "step_metrics",
-    ):
-        assert (
-            json.loads(ask(run, f"SELECT count(*) AS number FROM {view}", capsys, "--json"))[0][
-                "number"
-            ]
-            > 0
-        )
+    for view in QUERIED:
+        answer = ask(run, f"SELECT count(*) AS number FROM {view}", capsys, "--json")
+        assert json.loads(answer)[0]["number"] > 0
 
 
 def test_wrong_sql_is_answered_with_the_views_and_their_columns(run):

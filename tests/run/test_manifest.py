@@ -151,10 +151,3 @@ def test_a_run_with_an_entry_that_was_changed_by_hand_is_read_and_says_which(
     assert (run.name, run.changes, str(run.progress)) == ("first", [], "-")
     assert run.as_json()["state"] == ("unreadable" if entry == "state" else "finished")
     assert [problem.endswith(f"a run writes: {entry}.") for problem in run.problems] == [True]
-
-
-def test_the_limit_of_a_run_that_noted_none_is_that_of_its_config(tmp_path):
-    progress = {"epoch": 1, "update": 5}
-    RunManifest.collect().changed(state="stopped", progress=progress).write(tmp_path / "run.json")
-    (tmp_path / "config.yaml").write_text("trainer: {max_epochs: 4}")
-    assert str(Run(tmp_path).progress) == "1 of 4 epochs, 25%"

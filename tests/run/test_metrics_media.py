@@ -76,12 +76,6 @@ def test_media_come_back_and_images_are_files(store, tmp_path):
         "columns": ["a", "b"],
         "rows": [[1, "x"], [None, True]],
     }
-    assert view.media_names() == {
-        "images": "image",
-        "weights": "histogram",
-        "note": "text",
-        "table": "table",
-    }
     assert view.media_item(images[1].id) == images[1]
 
 

@@ -39,7 +39,7 @@ def test_plain_sql_sees_numbers_and_null_for_nan(store):
     store.add_steps(rows_of([(1, 1, "loss", 2.0), (2, 2, "loss", math.nan), (3, 3, "loss", 4.0)]))
     store.close()
     connection = sqlite3.connect(store.path)
-    assert connection.execute("SELECT avg(value), count(*) FROM step_metrics").fetchone() == (
+    assert connection.execute("SELECT avg(value), count(*) FROM step_values").fetchone() == (
         3.0,
         3,
     )
@@ -62,14 +62,7 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(tmp_path):
     resumed.truncate(step=25, epoch=2)
     add(resumed, 26, 40)
     resumed.flush()
-    for table in (
-        "names",
-        "step_values",
-        "epoch_values",
-        "summaries",
-        "step_metrics",
-        "epoch_metrics",
-    ):
+    for table in ("names", "step_values", "epoch_values", "summaries"):
         query = f"SELECT * FROM {table}"
         rows = [store._open().connection.execute(query).fetchall() for store in (straight, resumed)]
         assert rows[0] == rows[1]

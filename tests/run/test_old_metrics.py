@@ -20,8 +20,11 @@ from tests.metrics.step_rows import rows_of
 from tests.run.run_helpers import start
 
 STORED = sorted((Path(__file__).parents[1] / "stored" / "v0_first_edition").rglob("metrics.sqlite"))
-STEPS = 'SELECT step, "update", name, value, exact FROM step_metrics ORDER BY step, name'
-EPOCHS = 'SELECT epoch, "update", name, value, exact FROM epoch_metrics ORDER BY epoch, name'
+OLD = 'SELECT {0}, "update", name, value, exact FROM {0}_metrics ORDER BY {0}, name'
+NEW = (
+    'SELECT v.{0}, v."update", n.name, v.value, v.exact FROM {0}_values v '
+    "JOIN names n ON n.id = v.name ORDER BY v.{0}, n.name"
+)
 
 
 def write_old(path: Path, rows: list[tuple[int, int, str, float]]) -> Path:
@@ -48,7 +51,9 @@ def write_old(path: Path, rows: list[tuple[int, int, str, float]]) -> Path:
 
 def rows_in(path: Path) -> list[list[tuple]]:
     with closing(sqlite3.connect(path)) as plain:
-        return [plain.execute(query).fetchall() for query in (STEPS, EPOCHS)]
+        (version,) = plain.execute("PRAGMA user_version").fetchone()
+        query = NEW if version else OLD
+        return [plain.execute(query.format(level)).fetchall() for level in ("step", "epoch")]
 
 
 def copied(path: Path, folder: Path) -> Path:
@@ -114,11 +119,8 @@ def test_every_view_answers_for_a_file_of_either_edition(tmp_path):
     for name in VIEWS:
         answers = [MetricsView(path).query(f"SELECT * FROM {name}") for path in (old, new)]
         assert answers[0].columns == answers[1].columns
-        assert (
-            len(answers[0].rows)
-            == len(answers[1].rows)
-            == (99 if name in ("metrics", "step_metrics") else 1)
-        )
+        assert answers[0].rows == answers[1].rows
+        assert len(answers[0].rows) == (99 if name == "metrics" else 1)
 
 
 def test_curves_of_a_file_of_the_first_edition_are_those_of_today(tmp_path):

@@ -4,7 +4,6 @@ metric that differs."""
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ..run.changes import Change, values_text
 from ..run.compare import Divergence, RunDiff, compare_runs
@@ -20,7 +19,13 @@ def diff_command(options: argparse.Namespace) -> int:
     diff = compare_runs(first, second, ignore=tuple(options.ignore), strict=options.strict)
     if options.json:
         paths = {"first": str(first.path), "second": str(second.path)}
-        print_json({**paths, "equal": diff.is_same, **_as_json(diff)})
+        parts = {
+            name: part and [change._asdict() for change in part]
+            for name, part in diff.parts.items()
+        }
+        metrics = {divergence.level: divergence.as_json() for divergence in diff.metrics}
+        shown = {**paths, "equal": diff.is_same, **parts}
+        print_json({**shown, "metrics": metrics, "not_compared": diff.ignored})
     else:
         for title, run in (("first: ", first), ("second:", second)):
             say(f"{title} {run.path} ({run.state})")
@@ -80,21 +85,3 @@ def _distance(change: Change) -> str:
     if not isinstance(change.first, float) or not isinstance(change.second, float):
         return ""
     return f"  (difference {abs(change.second - change.first):.3g})"
-
-
-def _as_json(diff: RunDiff) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        name: part and [change._asdict() for change in part] for name, part in diff.parts.items()
-    }
-    found["metrics"] = {
-        divergence.level: {
-            "part_at": divergence.at,
-            "same": divergence.num_same,
-            "changes": [change._asdict() for change in divergence.changes],
-            "ends": divergence.ends,
-            "only_first": divergence.only_first,
-            "only_second": divergence.only_second,
-        }
-        for divergence in diff.metrics
-    }
-    return found | {"not_compared": diff.ignored}

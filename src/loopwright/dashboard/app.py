@@ -322,8 +322,7 @@ class RunAnswers:
     def compare(self, request: Request) -> Response:
         """Differences between runs."""
         runs = dict.fromkeys(request.query_params.getlist("run"))
-        named = [(run, self.folder.run(run)) for run in runs]
-        return json_answer(request, comparison.compare(named))
+        return json_answer(request, comparison.compare({run: self.folder.run(run) for run in runs}))
 
     def sweep(self, request: Request) -> Response:
         """The runs of a folder with the parameters that vary."""

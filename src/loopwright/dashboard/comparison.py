@@ -4,101 +4,47 @@ sweep varied."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import LoopwrightError
 from ..metrics.best import headline
 from ..run.changes import MISSING, short_keys
-from ..run.compare import OWN, Divergence, compare_metrics, described_parts
+from ..run.compare import OWN, compare_metrics, compare_parts
 from ..run.reading import Run
 from .answers import Refusal
 from .folder import RunEntry
 
 Json = dict[str, Any]
-CHANGE = ("name", "first", "second")
 MAX_RUNS = 20
 MAX_VALUES = 50  # of a parameter that are listed
 # of the largest to the smallest value of a parameter that is drawn on a logarithmic axis
 LOG_RATIO = 50.0
 
 
-def compare(runs: Sequence[tuple[str, Run]]) -> Json:
+def compare(runs: Mapping[str, Run]) -> Json:
     """Differences between runs; the metrics of the first are compared with those of each other
     run."""
     if not 2 <= len(runs) <= MAX_RUNS:
         raise Refusal(400, f"Name 2 to {MAX_RUNS} runs to compare, not {len(runs)}.")
-    parts = [described_parts(run) for _, run in runs]
-    differences = {
-        part: _differences(part, [described[part] for described in parts]) for part in parts[0]
-    }
-    known = [part for part in parts[0] if any(described[part] for described in parts)]
-    divergences, ignored = _divergences(runs)
-    return {
-        "runs": [name for name, _ in runs],
-        "differences": [entry for found in differences.values() for entry in found],
-        "same": [part for part in known if not differences[part]],
-        "unknown": [part for part in parts[0] if part not in known],
-        "divergences": divergences,
-        "ignored": ignored,
-    }
-
-
-def _differences(part: str, described: Sequence[dict[str, object]]) -> list[Json]:
-    """The values of a part that are not the same in all runs."""
-    found = []
-    for key in dict.fromkeys(key for values in described for key in values):
-        has = [key in values for values in described]
-        values = [values.get(key) for values in described]
-        if not all(has) or any(repr(value) != repr(values[0]) for value in values):
-            found.append({"part": part, "key": key, "values": values, "has": has})
-    return found
-
-
-def _divergences(runs: Sequence[tuple[str, Run]]) -> tuple[list[Json], list[str]]:
-    first_name, first = runs[0]
-    found: list[Json] = []
+    (first, ours), *others = runs.items()
+    divergences: list[Json] = []
     ignored: set[str] = set()
-    for name, run in runs[1:]:
+    for second, theirs in others:
+        names = {"first": first, "second": second}
         try:
-            divergences, left_out = compare_metrics(first, run)
+            found, left_out = compare_metrics(ours, theirs)
         except LoopwrightError as error:
-            found.append(
-                {"first": first_name, "second": name, "level": None, "sentence": str(error)}
-            )
+            divergences.append({**names, "level": None, "sentence": str(error)})
             continue
         ignored.update(left_out)
-        for divergence in divergences:
-            changes = [dict(zip(CHANGE, change, strict=True)) for change in divergence.changes]
-            found.append(
-                {
-                    **asdict(divergence),
-                    "first": first_name,
-                    "second": name,
-                    "is_same": divergence.is_same,
-                    "changes": changes,
-                    "sentence": sentence(first_name, name, divergence),
-                }
-            )
-    return found, sorted(ignored)
-
-
-def sentence(first: str, second: str, divergence: Divergence) -> str:
-    """Where two runs diverge, as a sentence."""
-    unit = divergence.level.removesuffix("s")
-    count = f"{divergence.num_same:,} {unit if divergence.num_same == 1 else divergence.level}"
-    if divergence.at is not None:
-        values = "; ".join(f"{c.key} {c.first!r} and {c.second!r}" for c in divergence.changes[:3])
-        before = f"are identical for {count}, and differ" if divergence.num_same else "part"
-        return f"{first} and {second} {before} at {unit} {divergence.at:,}: {values}."
-    if not divergence.num_same:
-        return f"{first} and {second} have no {divergence.level} in common."
-    ends = divergence.ends
-    longer = ""
-    if ends[0] != ends[1] and None not in ends:
-        longer = f" {first} continues to {unit} {ends[0]:,}, {second} to {ends[1]:,}."
-    return f"{first} and {second} are identical for {count}, bit for bit.{longer}"
+        divergences += [{**names, **divergence.as_json()} for divergence in found]
+    return {
+        "runs": list(runs),
+        "differences": compare_parts(list(runs.values())),
+        "divergences": divergences,
+        "ignored": sorted(ignored),
+    }
 
 
 def sweep(entries: Iterable[RunEntry], folder: str) -> Json:

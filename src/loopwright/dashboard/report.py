@@ -149,7 +149,7 @@ def _collect(report: ReportDraft, entries: Sequence[RunEntry], folder: RunsFolde
         "curves": curves,
         "media": media,
         "contents": contents,
-        "compare": comparison.compare(compared) if len(compared) > 1 else None,
+        "compare": comparison.compare(dict(compared)) if len(compared) > 1 else None,
         "sweep": comparison.sweep(entries, ""),
     }
 

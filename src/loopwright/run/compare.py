@@ -1,13 +1,13 @@
-"""Differences between two runs: config, code and machine, and the first step and epoch where their
-metrics diverge."""
+"""Differences between runs: config, code and machine, and the first step and epoch where their
+metrics diverge; what `loopwright diff` and the page show."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,12 +28,12 @@ OWN = ("name", "output_path", "tags", "resume")
 MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|speed)($|[_/.])")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Divergence:
     """How far the metrics of two runs are equal, bit for bit."""
 
     level: str  # "steps" or "epochs"
-    num_same: int  # steps or epochs of both runs before they diverge
+    num_same: int = 0  # steps or epochs of both runs before they diverge
     at: int | None = None
     changes: tuple[Change, ...] = ()
     # the last step or epoch of each run, where they do not diverge
@@ -43,11 +43,20 @@ class Divergence:
 
     @property
     def is_same(self) -> bool:
-        return (
-            self.at is None
-            and self.ends[0] == self.ends[1]
-            and not (self.only_first or self.only_second)
-        )
+        has_same_end = self.at is None and self.ends[0] == self.ends[1]
+        return has_same_end and not self.only_first and not self.only_second
+
+    def as_json(self) -> dict[str, Any]:
+        """The divergence as the command prints it and the page reads it."""
+        return {
+            "level": self.level,
+            "num_same": self.num_same,
+            "at": self.at,
+            "changes": [change._asdict() for change in self.changes],
+            "ends": self.ends,
+            "only_first": self.only_first,
+            "only_second": self.only_second,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +65,12 @@ class RunDiff:
 
     parts: dict[str, list[Change] | None]
     metrics: tuple[Divergence, Divergence]
-    ignored: tuple[str, ...] = field(default=())
+    ignored: tuple[str, ...] = ()
 
     @property
     def is_same(self) -> bool:
-        return not any(self.parts.values()) and all(
-            divergence.is_same for divergence in self.metrics
-        )
+        has_same_metrics = all(divergence.is_same for divergence in self.metrics)
+        return has_same_metrics and not any(self.parts.values())
 
 
 def compare_runs(
@@ -70,15 +78,26 @@ def compare_runs(
 ) -> RunDiff:
     """Compare two runs, without metrics that match a pattern of `ignore` and, unless `strict`,
     measured times."""
-    ours = described_parts(first)
-    theirs = described_parts(second)
-    parts = {
-        name: find_changes(ours[name], theirs[name], is_identical)  # in the order of the first run
-        if ours[name] or theirs[name]
-        else None
-        for name in PARTS
-    }
+    parts: dict[str, list[Change] | None] = {}
+    for name in PARTS:
+        ours = describe_part(first, name)
+        theirs = describe_part(second, name)
+        is_known = bool(ours or theirs)
+        parts[name] = find_changes(ours, theirs, is_identical) if is_known else None
     return RunDiff(parts, *compare_metrics(first, second, ignore=ignore, strict=strict))
+
+
+def compare_parts(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The values that are not the same in all runs, part by part."""
+    found = []
+    for part in PARTS:
+        described = [describe_part(run, part) for run in runs]
+        for key in dict.fromkeys(key for values in described for key in values):
+            has = [key in values for values in described]
+            values = [values.get(key) for values in described]
+            if not all(has) or not all(is_identical(values[0], value) for value in values):
+                found.append({"part": part, "key": key, "values": values, "has": has})
+    return found
 
 
 def compare_metrics(
@@ -99,11 +118,11 @@ def compare_metrics(
     return (steps, epochs), tuple(sorted(left_out))
 
 
-def described_parts(run: Run) -> dict[str, dict[str, object]]:
-    """Config, code, packages, seed, hardware and data of a run under dotted keys; a part that it
-    lacks is empty."""
-    parts = {name: pick(run) for name, pick in PARTS.items()}
-    return {name: flatten(value) if value else {} for name, value in parts.items()}
+def describe_part(run: Run, part: str) -> dict[str, object]:
+    """Config, code, packages, seed, hardware or data of a run under dotted keys; empty where the run
+    lacks it."""
+    value = PARTS[part](run)
+    return flatten(value) if value else {}
 
 
 def _config(run: Run) -> object:
@@ -114,9 +133,10 @@ def _config(run: Run) -> object:
 
 def _code(run: Run) -> object:
     """The commit, the uncommitted changes, and the hashes of the program's own modules."""
-    noted = _noted(run, "git_commit", "git_dirty")
-    names = {"git_commit": "commit", "git_dirty": "uncommitted changes"}
-    found = {names[name]: value for name, value in noted.items()}
+    found = {}
+    for name, title in (("git_commit", "commit"), ("git_dirty", "uncommitted changes")):
+        if run.manifest.get(name) is not None:
+            found[title] = run.manifest[name]
     for path in sorted((*run.path.rglob("*.py"), run.path / "code.diff")):
         below = path.relative_to(run.path)
         if path.is_file() and below.parts[0] not in FOLDERS:
@@ -126,9 +146,8 @@ def _code(run: Run) -> object:
 
 def _noted(run: Run, *names: str, table: str = "") -> dict[str, object]:
     """Entries of the manifest that are known, after those of one of its tables."""
-    listed = run.manifest.get(table)
-    own = {name: run.manifest[name] for name in names if run.manifest.get(name) is not None}
-    return {**(listed if isinstance(listed, dict) else {}), **own}
+    known = {name: run.manifest[name] for name in names if name in run.manifest}
+    return {**run.manifest.get(table, {}), **known}
 
 
 PARTS: dict[str, Callable[[Run], object]] = {
@@ -146,27 +165,37 @@ def _compare_level(
 ) -> Divergence:
     """Compare both runs until they diverge, in windows that grow; steps that only one of them
     logged are skipped."""
-    ends = _last(first, level), _last(second, level)
+    found = Divergence(f"{level}s")
+    ends = (_last(first, level), _last(second, level))
     last = -1 if None in ends else min(end for end in ends if end is not None)
-    only: tuple[dict[str, None], dict[str, None]] = ({}, {})
-    at = None
-    changes: tuple[Change, ...] = ()
-    num_same = 0
+    only_first: dict[str, None] = {}
+    only_second: dict[str, None] = {}
     start = 0
     size = FIRST_WINDOW
-    while start <= last and at is None:
-        runs = [run.between(level, start, start + size) for run in (first, second)]
-        runs = [{name: run[name] for name in run if is_compared(name)} for run in runs]
-        at, changes = _first_changes(*runs)
-        common = np.intersect1d(_all_places(runs[0]), _all_places(runs[1]))
-        num_same += len(common if at is None else common[common < at])
-        shown = common if at is None else common[common <= at]
-        only[0].update(dict.fromkeys(_lacking(runs[0], runs[1], shown)))
-        only[1].update(dict.fromkeys(_lacking(runs[1], runs[0], shown)))
+    while start <= last and found.at is None:
+        ours = _window(first, level, start, size, is_compared)
+        theirs = _window(second, level, start, size, is_compared)
+        found.at, found.changes = _first_changes(ours, theirs)
+        common = np.intersect1d(_all_places(ours), _all_places(theirs))
+        if found.at is not None:
+            common = common[common <= found.at]
+        found.num_same += len(common) - (found.at is not None)
+        only_first |= dict.fromkeys(_lacking(ours, theirs, common))
+        only_second |= dict.fromkeys(_lacking(theirs, ours, common))
         start += size
         size *= 2
-    ends = ends if at is None else (None, None)
-    return Divergence(f"{level}s", num_same, at, changes, ends, tuple(only[0]), tuple(only[1]))
+    if found.at is None:
+        found.ends = ends
+    found.only_first = tuple(only_first)
+    found.only_second = tuple(only_second)
+    return found
+
+
+def _window(
+    metrics: MetricsView, level: Level, start: int, size: int, is_compared: Callable[[str], bool]
+) -> PlacesAndValues:
+    found = metrics.between(level, start, start + size)
+    return {name: found[name] for name in found if is_compared(name)}
 
 
 def _last(metrics: MetricsView, level: Level) -> int | None:
@@ -182,20 +211,27 @@ def _first_changes(
     first: PlacesAndValues, second: PlacesAndValues
 ) -> tuple[int | None, tuple[Change, ...]]:
     """The first place at which a metric of both differs in a bit, and the metrics that do there."""
-    found: dict[str, tuple[int, float, float]] = {}
-    for name in first.keys() & second.keys():
+    first_at: int | None = None
+    changes: list[Change] = []
+    for name in first:
+        if name not in second:
+            continue
         places, ours = first[name]
         others, theirs = second[name]
         both, mine, their = np.intersect1d(places, others, assume_unique=True, return_indices=True)
         ours = ours[mine]
         theirs = theirs[their]
         differ = np.flatnonzero(ours.view(np.int64) != theirs.view(np.int64))
-        if len(differ):
-            at = differ[0]
-            found[name] = (int(both[at]), float(ours[at]), float(theirs[at]))
-    at = min((place for place, _, _ in found.values()), default=None)
-    names = [name for name in first if name in found and found[name][0] == at]
-    return at, tuple(Change(name, *found[name][1:]) for name in names)
+        if not len(differ):
+            continue
+        index = differ[0]
+        at = int(both[index])
+        if first_at is None or at < first_at:
+            first_at = at
+            changes = []
+        if at == first_at:
+            changes.append(Change(name, float(ours[index]), float(theirs[index])))
+    return first_at, tuple(changes)
 
 
 def _all_places(run: PlacesAndValues) -> Array:
@@ -209,6 +245,6 @@ def _lacking(run: PlacesAndValues, other: PlacesAndValues, common: Array) -> lis
     found = []
     for name, (places, _) in run.items():
         known = other[name][0] if name in other else common[:0]
-        if (np.isin(places, common) & ~np.isin(places, known)).any():
+        if len(np.setdiff1d(np.intersect1d(places, common), known)):
             found.append(name)
     return found

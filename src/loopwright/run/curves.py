@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .schema import AXES, CLOCK_AT, LEVELS, File, Level, has_summaries, id_of
+from .schema import AXES, CLOCK_AT, LEVELS, File, Level, id_of
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 CurveColumns: TypeAlias = dict[str, Array]
@@ -57,11 +57,10 @@ class MetricCurve:
         """The columns for JSON: None stands for NaN and infinite numbers, which `nonfinite`
         counts."""
         floats = {"x": self.places, "mean": self.mean, "min": self.min, "max": self.max}
-        found: dict[str, list[Any]] = {
-            name: [value if isfinite(value) else None for value in column]
-            for name, column in floats.items()
-        }
-        return found | {"count": self.count, "nonfinite": self.nonfinite}
+        found: dict[str, list[Any]] = {"count": self.count, "nonfinite": self.nonfinite}
+        for name, column in floats.items():
+            found[name] = [value if isfinite(value) else None for value in column]
+        return found
 
 
 def step_curve(
@@ -76,27 +75,21 @@ def step_curve(
     """The curve of a metric of steps between two places along the axis, both included, or after a
     step."""
     key = id_of(file, name)
-    first, last = _first_and_last_step(file, key)
+    ends = (f"(SELECT {end}(step) FROM step_values WHERE name = ?1)" for end in ("min", "max"))
+    first, last = file.execute(f"SELECT {', '.join(ends)}", (key,)).fetchone()
+    if first is None:
+        first, last = 0, -1
     if after is not None:
         first = max(first, after + 1)
-    if x in AXES:
-        first, last = _steps_between(file, key, x, bounds, first, last)
-        columns = _read(file, key, first, last, points)
-        columns["x"] = _places(file, x, columns)
-        # a column of several values lies between the bounds, as far as it can
-        is_kept = _is_within(columns["x"], bounds) | (columns["count"] > 1)
-        return _curve(name, "step", x, _chosen(columns, is_kept))
-    other = id_of(file, x)
-    columns = _read_against(file, key, other, first, last, points)
-    if bounds != (None, None):
-        is_near = _is_within(columns["x_max"], (bounds[0], None))
-        is_near &= _is_within(columns["x_min"], (None, bounds[1]))
-        near = _chosen(columns, is_near)
-        if len(near["key"]):  # once more, at the resolution of the steps that are left
-            ends = int(near["first"].min()), int(near["last"].max())
-            columns = _read_against(file, key, other, *ends, points)
-        columns = _chosen(columns, _is_within(columns["x"], bounds))
-    return _curve(name, "step", x, columns)
+    if x not in AXES:
+        columns = _read_against(file, key, id_of(file, x), bounds, points)
+        return _curve(name, "step", x, columns)
+    first, last = _steps_between(file, key, x, bounds, first, last)
+    columns = _read(file, key, first, last, points)
+    columns["x"] = _places(file, x, columns)
+    # a column of several values lies between the bounds, as far as it can
+    is_kept = _is_within(columns["x"], bounds) | (columns["count"] > 1)
+    return _curve(name, "step", x, _chosen(columns, is_kept))
 
 
 def epoch_curve(
@@ -113,61 +106,43 @@ def epoch_curve(
         (id_of(file, x), id_of(file, name), -(2**62) if after is None else after),
     ).fetchall()
     epochs, values, updates, places = np.array(rows, float).reshape(-1, 4).T
-    if x == "step" and np.isnan(places).any():
-        places = np.where(np.isnan(places), _steps_of_updates(file, updates), places)
-    columns = _of_values(epochs, values) | {"x": places}
+    columns = _of_values(epochs, values, updates) | {"x": places}
     return _curve(name, "epoch", x, _chosen(columns, _is_within(places, bounds)))
-
-
-def _steps_of_updates(file: File, updates: Array) -> Array:
-    """The last logged steps up to some updates, for epochs of an earlier version, which noted no
-    step; NaN without any."""
-    one_metric = "name = (SELECT name FROM step_values LIMIT 1)"
-    rows = file.execute(f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step')
-    steps, ends = np.array([(np.nan, -np.inf), *rows], float).T
-    found: Array = steps[np.searchsorted(ends, updates, side="right") - 1]
-    return found
-
-
-def _first_and_last_step(file: File, key: object) -> tuple[int, int]:
-    """The first and the last step of a metric; an empty range where it has no values."""
-    ends = (f"(SELECT {end}(step) FROM step_values WHERE name = ?1)" for end in ("min", "max"))
-    first, last = file.execute(f"SELECT {', '.join(ends)}", (key,)).fetchone()
-    return (0, -1) if first is None else (first, last)
 
 
 # Values and summaries
 
 
-def _read(
-    file: File, key: object, first: int, last: int, points: int, of: object = None
-) -> CurveColumns:
-    """Every value from a step to another, where they (or those of another metric) are few enough,
-    else columns of several values."""
+def _read(file: File, key: object, first: int, last: int, points: int) -> CurveColumns:
+    """Every value from a step to another, where they are few enough, else columns of several
+    values."""
     points = max(points, 1)
     values = "SELECT 1 FROM step_values WHERE name = ? AND step BETWEEN ? AND ? LIMIT ?"
-    bounds = (key if of is None else of, first, last, points + 1)
-    (count,) = file.execute(f"SELECT count(*) FROM ({values})", bounds).fetchone()
+    asked = (key, first, last, points + 1)
+    (count,) = file.execute(f"SELECT count(*) FROM ({values})", asked).fetchone()
     if count <= points:
         return _values(file, key, first, last)
     width = -(-(last - first + 1) // points)
-    fitting = [level for level in LEVELS if 8**level <= width and has_summaries(file)]
+    fitting = [level for level in LEVELS if 8**level <= width]
     columns = _pieces(file, key, first, last, max(fitting, default=0))
     return _merge(columns, (columns["key"] - first) // width)
 
 
 def _read_against(
-    file: File, key: object, other: object, first: int, last: int, points: int
+    file: File, key: object, other: object, bounds: Bounds, points: int
 ) -> CurveColumns:
     """The columns of a metric at the means of another one in the same steps."""
-    ours = _read(file, key, first, last, points)
-    theirs = _read(file, other, first, last, points, of=key)
-    _, mine, their = np.intersect1d(
-        ours["key"], theirs["key"], assume_unique=True, return_indices=True
+    query = (
+        'SELECT v.step, v.value, v."update", o.value FROM step_values v '
+        "JOIN step_values o ON o.step = v.step WHERE v.name = ? AND o.name = ? ORDER BY v.step"
     )
-    joined = _chosen(ours, mine)
-    theirs = _chosen(theirs, their)
-    return joined | {"x": _mean(theirs), "x_min": theirs["min"], "x_max": theirs["max"]}
+    rows = file.execute(query, (key, other)).fetchall()
+    steps, values, updates, places = np.array(rows, float).reshape(-1, 4).T
+    columns = _of_values(steps, values, updates) | {"x": places}
+    columns = _chosen(columns, np.isfinite(places) & _is_within(places, bounds))
+    width = -(-len(columns["x"]) // max(points, 1))
+    groups = np.arange(len(columns["x"])) // max(width, 1)
+    return _merge(columns, groups)
 
 
 def _pieces(file: File, key: object, first: int, last: int, level: int) -> CurveColumns:
@@ -208,17 +183,17 @@ def _values(file: File, key: object, first: int, last: int) -> CurveColumns:
         "? ORDER BY step"
     )
     rows = file.execute(query, (key, first, last)).fetchall()
-    steps, values, updates = np.array(rows, float).reshape(-1, 3).T
-    return _of_values(steps, values) | {"update": updates}
+    return _of_values(*np.array(rows, float).reshape(-1, 3).T)
 
 
-def _of_values(places: Array, values: Array) -> CurveColumns:
+def _of_values(places: Array, values: Array, updates: Array) -> CurveColumns:
     """Columns of one value each."""
     is_odd = ~np.isfinite(values)
     return {
         "key": places,
         "first": places,
         "last": places,
+        "update": updates,
         "count": np.ones(len(places)),
         "nonfinite": is_odd.astype(float),
         "min": values,
@@ -232,11 +207,13 @@ def _merge(columns: CurveColumns, groups: Array) -> CurveColumns:
     if not len(groups):
         return columns
     starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
-    merged = {
-        name: MERGED.get(name, np.add).reduceat(column, starts) for name, column in columns.items()
-    }
     sizes = np.diff(starts, append=len(groups))
-    return merged | {"key": groups[starts], "update": merged["update"] / sizes}
+    merged = {}
+    for name, column in columns.items():
+        merged[name] = MERGED.get(name, np.add).reduceat(column, starts)
+        if name in ("update", "x"):  # of which a column has the mean
+            merged[name] = merged[name] / sizes
+    return merged | {"key": groups[starts]}
 
 
 def _chosen(columns: CurveColumns, which: Array) -> CurveColumns:
@@ -343,15 +320,17 @@ def _step_at(file: File, key: object, axis: str, place: float, *, is_last: bool)
         values = "step_values WHERE name = ? AND step BETWEEN ifnull(?, 0) AND ifnull(?, 1 << 62)"
         query = f'SELECT {found}(step) FROM {values} AND "update" {fits} ?'
         (step,) = file.execute(query, (key, low, high, place)).fetchone()
-        known = (step, low, -inf) if is_last else (step, high, inf)
-        return float(next(each for each in known if each is not None))
+        if step is not None:
+            return float(step)
+        nearest = low if is_last else high
+        return nearest if nearest is not None else (-inf if is_last else inf)
+    if low is not None and high is not None:
+        if axis == "epoch":  # that of the next log point
+            return float(low)
+        return float(low + (high - low) * (place - start) / (end - start))
     if low is None and high is None:  # a file without a clock
         return inf if is_last else -inf
-    if low is None or high is None:
-        return inf if high is None else -inf
-    if axis == "epoch":  # that of the next log point
-        return float(low)
-    return float(low + (high - low) * (place - start) / (end - start))
+    return inf if high is None else -inf
 
 
 # Values for a comparison
@@ -372,8 +351,8 @@ def read_between(
         if len(numbers):
             places = numbers[::2].astype(np.int64)
             values = numbers[1::2].copy()
-            odd = file.execute(f"SELECT {place}, exact {rows} AND exact IS NOT NULL", asked)
-            for at, exact in odd:
+            query = f"SELECT {place}, exact {rows} AND exact IS NOT NULL"
+            for at, exact in file.execute(query, asked):
                 values[np.searchsorted(places, at)] = np.frombuffer(exact, ">f8")[0]
             found[str(name)] = (places, values)
     return found

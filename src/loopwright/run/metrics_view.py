@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from ..errors import CheckpointError, ConfigurationError, MissingExtraError
-from ..metrics.best import Mode, first_best
+from ..metrics.best import Mode
 from ..text import nearest
 from .files import MAX_NAMES
 from .schema import (
@@ -38,11 +39,11 @@ from .schema import (
 
 if TYPE_CHECKING:
     import pandas
-    import polars
 
     from .curves import Array, MetricCurve
 
 T = TypeVar("T")
+CURSOR = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}){5}")
 MOST_LINES = 1000  # of the log, that are given at once
 QUERIED = {  # what users' SQL may ask: views, and tables that are as simple as views
     "metrics": "every value of steps",
@@ -133,8 +134,7 @@ class LogLine:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsCursor:
+class MetricsCursor(NamedTuple):
     """How far a reader has read; as text, for an address.
 
     >>> from loopwright.run.metrics_view import MetricsCursor
@@ -150,17 +150,16 @@ class MetricsCursor:
     log_line: int = 0
 
     def __str__(self) -> str:
-        return ".".join(map(str, astuple(self)))
+        return ".".join(map(str, self))
 
     @classmethod
     def parse(cls, text: str) -> MetricsCursor:
         """The cursor of a text; a ValueError for any other text."""
-        parts = text.split(".")
-        if len(parts) != 6 or not all(part.isdecimal() and len(part) < 19 for part in parts):
+        if not CURSOR.fullmatch(text):
             raise ValueError(
                 f"{text!r} is not a cursor: expected six whole numbers separated by points."
             )
-        return cls(*map(int, parts))
+        return cls(*map(int, text.split(".")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,22 +197,11 @@ class Columns(dict[str, list[Any]]):
         try:
             import pandas
         except ImportError as error:
-            raise _missing_frames("pandas", "'loopwright[frames]'") from error
+            raise MissingExtraError(
+                "frames-extra",
+                "A pandas frame needs pandas: pip install 'loopwright[frames]'.",
+            ) from error
         return pandas.DataFrame(self)
-
-    def to_polars(self) -> polars.DataFrame:
-        """The table as a frame of polars."""
-        try:
-            import polars
-        except ImportError as error:
-            raise _missing_frames("polars", "polars") from error
-        return polars.DataFrame(dict(self), strict=False, infer_schema_length=None)
-
-
-def _missing_frames(package: str, extra: str) -> MissingExtraError:
-    return MissingExtraError(
-        "frames-extra", f"A {package} frame needs {package}: pip install {extra}."
-    )
 
 
 class MetricsView:
@@ -286,29 +274,18 @@ class MetricsView:
         """The names of the metrics of steps, or of epochs, sorted."""
         has_values = f"EXISTS (SELECT 1 FROM {level}_values v WHERE v.name = n.id)"
         query = f"SELECT n.name FROM names n WHERE {has_values}"
-        rows = self._read(lambda file: file.execute(query).fetchall(), by_name=True)
+        rows = self._read(lambda file: file.execute(query).fetchall())
         return sorted(str(name) for (name,) in rows)
 
     def rows(self, level: Level, name: str | None = None) -> list[tuple[str, Point]]:
         """The values of one metric of steps or epochs with its name, or of all, in order."""
-
-        def read(file: File) -> list[tuple[str, Point]]:
-            # by one id, or without a join: the names of an old file are those of all its steps
-            where, values = ("", ()) if name is None else ("WHERE name = ?", (id_of(file, name),))
-            names = {} if name is not None else dict(file.execute("SELECT id, name FROM names"))
-            found = file.execute(
-                f'SELECT name, {level}, "update", value, exact FROM {level}_values {where} '
-                f"ORDER BY {level}, name",
-                values,
-            )
-            points = ((key, _point(*row)) for key, *row in found)
-            return [
-                (name or str(names.get(key, key)), point)
-                for key, point in points
-                if point is not None
-            ]
-
-        return self._read(read, by_name=name is None)
+        where, given = ("", ()) if name is None else ("WHERE n.name = ?", (name,))
+        query = (
+            f'SELECT n.name, v.{level}, v."update", v.value, v.exact FROM {level}_values v '
+            f"JOIN names n ON n.id = v.name {where} ORDER BY v.{level}, v.name"
+        )
+        rows = self._read(lambda file: file.execute(query, given).fetchall())
+        return [(str(key), point) for key, *row in rows if (point := _point(*row)) is not None]
 
     def steps(self, name: str) -> list[Point]:
         """The values of a metric at every step that was logged."""
@@ -319,12 +296,6 @@ class MetricsView:
         last value."""
         return list(self._epochs_by_name.get(name, {}).values())
 
-    def best(self, name: str, mode: Mode) -> BestValue | None:
-        """The best value of an epoch metric, the earliest of equals; None where there is none but
-        NaN."""
-        best = first_best(self.epochs(name), lambda point: point.value, mode)
-        return None if best is None else BestValue(name, best.value, best.at, mode)
-
     def latest(self) -> dict[str, float]:
         """The newest value of every metric; of a metric of steps and epochs, that of the last
         epoch."""
@@ -332,7 +303,7 @@ class MetricsView:
             "SELECT n.name, v.value, v.exact FROM names n CROSS JOIN step_values v ON "
             "v.name = n.id AND v.step = (SELECT max(step) FROM step_values WHERE name = n.id)"
         )
-        rows = self._read(lambda file: file.execute(query).fetchall(), by_name=True)
+        rows = self._read(lambda file: file.execute(query).fetchall())
         values = {str(name): exact_value(value, exact) for name, value, exact in rows}
         of_steps = {name: value for name, value in values.items() if value is not None}
         return of_steps | {name: point.value for name, point in self._epochs}
@@ -340,7 +311,9 @@ class MetricsView:
     def last_step(self) -> tuple[int, int] | None:
         """The newest (step, update) that was logged, found without reading the others."""
         row = self._read(_last_step)
-        return row if row is not None and all(isinstance(value, int) for value in row) else None
+        if row is None or not all(isinstance(value, int) for value in row):
+            return None
+        return row
 
     def last_place(self) -> dict[str, Any] | None:
         """The newest row of the clock: step, update, epoch, samples, seconds and wall."""
@@ -358,7 +331,7 @@ class MetricsView:
         not included."""
         from .curves import read_between
 
-        return self._read(lambda file: read_between(file, level, (first, end)), by_name=True)
+        return self._read(lambda file: read_between(file, level, (first, end)))
 
     def columns(self, name: str, level: Level) -> Columns:
         """Every value of a metric, bit for bit, with its place; empty columns where it has none."""
@@ -424,11 +397,6 @@ class MetricsView:
         """The item with an id."""
         return next(iter(self._read(lambda file: _read_media(file, "id = ?", number))), None)
 
-    def media_names(self) -> dict[str, str]:
-        """The names of all media and the kind of each, sorted."""
-        query = "SELECT name, kind FROM media GROUP BY name ORDER BY name"
-        return self._read(lambda file: dict(file.execute(query).fetchall()))
-
     def log_lines(self, last: int = 200) -> list[LogLine]:
         """The last lines of the log, in order."""
         return self._read(lambda file: _read_log_lines(file, 0, last))
@@ -457,8 +425,8 @@ class MetricsView:
 
         def read(file: File) -> Changes:
             now = _read_cursor(file)
-            counts = zip(astuple(now), astuple(cursor), strict=True)
-            is_reset = now.generation != cursor.generation or any(new < old for new, old in counts)
+            is_shorter = any(new < old for new, old in zip(now, cursor, strict=True))
+            is_reset = is_shorter or now.generation != cursor.generation
             is_first = is_reset or cursor == MetricsCursor()
             old = MetricsCursor(step=-1) if is_first else cursor
             steps = [
@@ -519,18 +487,15 @@ class MetricsView:
 
     # The file
 
-    def _read(self, query: Callable[[File], T], *, by_name: bool = False) -> T:
+    def _read(self, query: Callable[[File], T]) -> T:
         """What a query finds in one state of the file; nothing where the run has written nothing.
 
-        Args:
-            query: Called with the file, and again where it has changed meanwhile.
-            by_name: Whether reading takes time and memory for each name of a metric.
+        The query is called with the file, and again where the file has changed meanwhile.
         """
 
         def read(state: RestState | None) -> T:
             with self._opened(state) as file:
-                if by_name:
-                    self._check_names(file)
+                self._check_names(file)
                 return query(file)
 
         try:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from ..checkpoint.inspect import CheckpointInfo, list_checkpoints
 from ..checkpoint.layout import read_json
 from ..errors import CheckpointError, ConfigurationError
-from ..metrics.best import Mode, direction_of, headline
+from ..metrics.best import Mode, direction_of, first_best, headline
 from ..text import counted
 from .changes import UNKNOWN, flatten
 from .directory import CONFIG, LOCK, MANIFEST, METRICS, is_locked, lock_host, not_a_run
@@ -33,7 +33,6 @@ RunState: TypeAlias = Literal[
 STATES: tuple[RunState, ...] = get_args(RunState)
 COUNTS = ("epoch", "step", "update", "sample")
 FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is taken to be alive
-LIMITS = {"max_epochs": "epoch", "max_updates": "update", "max_samples": "sample"}  # of configs
 HIDDEN_ENDINGS = (".code", ".samples", ".num_params", ".num_trainable", ".every", ".metric")
 MAX_VALUE = 200  # characters of a text; longer ones are code or data and not settings
 
@@ -73,17 +72,12 @@ class RunProgress:
         if self.limit is not None and self.fraction is not None:
             unit, limit = self.limit
             return f"{getattr(self, unit) or 0} of {counted(limit, unit)}, {self.fraction:.0%}"
-        counts = {"epoch": self.epoch, "update": self.update}
-        texts = [counted(count, unit) for unit, count in counts.items() if count is not None]
+        texts = []
+        if self.epoch is not None:
+            texts.append(counted(self.epoch, "epoch"))
+        if self.update is not None:
+            texts.append(counted(self.update, "update"))
         return ", ".join(texts) or "-"
-
-
-def _limit_of(config: Mapping[str, Any] | None) -> tuple[str, int] | None:
-    """The limit that a config names: a run of an earlier version noted none."""
-    trainer = (config or {}).get("trainer")
-    given = trainer if isinstance(trainer, dict) else {}
-    found = ((unit, given.get(name)) for name, unit in LIMITS.items())
-    return next(((unit, limit) for unit, limit in found if type(limit) is int), None)
 
 
 def _part(done: float | None, total: float | None) -> float | None:
@@ -131,7 +125,7 @@ class Run:
     @cached_property
     def name(self) -> str:
         """The name of the run: from its manifest, its config, or its folder."""
-        named = self.manifest.get("name") or (self.config_file or {}).get("name")
+        named = self.manifest.get("name") or self.config.get("name")
         if isinstance(named, str) and named:
             return named
         is_in_folder_of_its_name = self.path.name == self.manifest.get("id")
@@ -140,8 +134,7 @@ class Run:
     @cached_property
     def tags(self) -> tuple[str, ...]:
         """The tags of the run; of a mapping, `key=value`."""
-        noted = self.manifest.get("tags") or (self.config_file or {}).get("tags")
-        return tuple(as_tags(noted))
+        return tuple(as_tags(self.manifest.get("tags") or self.config.get("tags")))
 
     @property
     def command(self) -> str | None:
@@ -220,7 +213,7 @@ class Run:
     @property
     def age(self) -> float | None:
         """Seconds since the run was started."""
-        return None if self.started is None else (_now() - self.started).total_seconds()
+        return None if self.started is None else time.time() - self.started.timestamp()
 
     @cached_property
     def progress(self) -> RunProgress:
@@ -230,48 +223,38 @@ class Run:
         if self.state in ("running", "crashed"):
             counts = self._seen_counts() or counts
         whole = {name: int(counts[name]) for name in COUNTS if counts.get(name) is not None}
-        planned = self.manifest.get("planned", {})
-        limit = planned.get("limit") or _limit_of(self.config_file)
+        planned = dict(self.manifest.get("planned", {}))
+        limit = planned.pop("limit", None)
         return RunProgress(
             **whole,
             seconds=counts.get("seconds"),
             limit=None if limit is None else (limit[0], limit[1]),
-            planned={name: end for name, end in planned.items() if name != "limit"},
+            planned=planned,
         )
 
     @property
     def seconds(self) -> float | None:
         """How long the run trained; of a run without an end, up to its last log point."""
-        if self.state in ("running", "crashed"):
-            # the time since the start would count that between a crash and a resume
-            place = self._tried(self.metrics.last_place, None)
-            trained = None if place is None else place["seconds"]
-        else:
-            trained = self.progress.seconds
-        if trained is not None:
-            return float(trained)
-        if self.started is None or self.state == "crashed":
-            return None
-        return max(((self.ended or _now()) - self.started).total_seconds(), 0.0)
+        if self.state not in ("running", "crashed"):
+            return self.progress.seconds
+        # the time since the start would count that between a crash and a resume
+        place = self._tried(self.metrics.last_place, None)
+        return None if place is None else place["seconds"]
 
     @property
     def eta(self) -> float | None:
         """Seconds until the end of a run that is going on, evaluations included, at the rate since
         this process began; None if not known."""
         fraction = self.progress.fraction
-        if self.state != "running" or fraction is None or fraction <= 0:
-            return None
-        began = None if self.started is None else self.started.timestamp()
-        before = 0.0
         starts = [event for event in self.happened if event.kind in ("started", "resumed")]
-        if starts:
-            total = self.progress.planned.get("update")
-            began = starts[-1].wall
-            before = (starts[-1].update or 0) / total if total else 0.0
-        if began is None or fraction <= before:
+        if self.state != "running" or fraction is None or not starts:
             return None
-        left = (_now().timestamp() - began) / (fraction - before) * (1.0 - fraction)
-        return max(left, 0.0)
+        start = starts[-1]
+        before = _part(start.update, self.progress.planned.get("update")) or 0.0
+        if start.wall is None or fraction <= before:
+            return None
+        rate = (fraction - before) / (time.time() - start.wall)
+        return max((1.0 - fraction) / rate, 0.0)
 
     # What it measured
 
@@ -304,9 +287,9 @@ class Run:
     def events(self) -> Columns:
         """Everything that happened in the run, such as checkpoints, in the columns kind, text,
         step, wall and more."""
-        events = [asdict(event) for event in self.metrics.events()]
+        events = self.metrics.events()
         names = ("kind", "text", "step", "update", "epoch", "samples", "seconds", "wall", "detail")
-        return Columns({name: [event[name] for event in events] for name in names})
+        return Columns({name: [getattr(event, name) for event in events] for name in names})
 
     def best(self, name: str | None = None, mode: Mode | None = None) -> BestValue | None:
         """The best value of a metric of epochs, with its epoch; None where there is none.
@@ -316,12 +299,13 @@ class Run:
                 its evaluation loss.
             mode: "min" or "max"; by default what the run noted or the metric's name says.
         """
-        name = self.main_metric if name is None else name
+        name = name or self.main_metric
         if name is None:
             return None
         if name not in self.epoch_names:
             raise self.metrics.missing(name, "epoch")
-        if mode is None and self.mode_of(name) is None:
+        mode = mode or self.mode_of(name)
+        if mode is None:
             raise ConfigurationError(
                 "no-best-direction",
                 f"It is not known whether smaller or larger values of {name!r} are better: pass "
@@ -333,7 +317,10 @@ class Run:
         """The best value of an epoch metric; None without values, or where its mode is not
         known."""
         mode = mode or self.mode_of(name)
-        return self.metrics.best(name, mode) if mode is not None and self.epoch_names else None
+        if mode is None or not self.epoch_names:
+            return None
+        best = first_best(self.metrics.epochs(name), lambda point: point.value, mode)
+        return None if best is None else BestValue(name, best.value, best.at, mode)
 
     def last_of(self, name: str) -> Point | None:
         """The value of an epoch metric in the last epoch that measured it."""
@@ -343,10 +330,11 @@ class Run:
     def headline(self, name: str | None = None, mode: Mode | None = None) -> BestValue | None:
         """The best value of a metric, by default the main one; the last value, without a mode,
         where it is not known which is better."""
-        name = self.main_metric if name is None else name
-        best = None if name is None else self.best_of(name, mode)
-        if best is not None or name is None or self.mode_of(name) is not None:
-            return best
+        name = name or self.main_metric
+        if name is None:
+            return None
+        if mode is not None or self.mode_of(name) is not None:
+            return self.best_of(name, mode)
         last = self.last_of(name)
         return None if last is None else BestValue(name, last.value, last.at, None)
 
@@ -359,10 +347,7 @@ class Run:
     def mode_of(self, name: str) -> Mode | None:
         """Which values of a metric are better: as the run noted it, as models were kept by it, or
         as its name says."""
-        if name in self.metric_modes:
-            return self.metric_modes[name]
-        kept = {info.metric[0]: info.mode for info in self._kept if info.metric}
-        return kept.get(name) or direction_of(name)
+        return self.metric_modes.get(name) or self._kept_by.get(name) or direction_of(name)
 
     @property
     def main_metric(self) -> str | None:
@@ -374,8 +359,8 @@ class Run:
         """
         measured = dict.fromkeys((*self.manifest.get("watched", []), *self.epoch_names))
         names = [name for name in measured if name in self.epoch_names]
-        kept_by = {info.metric[0] for info in self._kept if info.metric}
-        return headline([name for name in names if name in kept_by] or names, self.eval_keys)
+        kept_by = [name for name in names if name in self._kept_by]
+        return headline(kept_by or names, self.eval_keys)
 
     @property
     def eval_keys(self) -> list[str]:
@@ -394,9 +379,7 @@ class Run:
         progress = self.progress
         main = self.headline(metric, mode)
         shown = metric or self.main_metric
-        values = {
-            name: self.best_of(name, mode if name == shown else None) for name in self.epoch_names
-        }
+        values = [self.best_of(name, mode if name == shown else None) for name in self.epoch_names]
         return {
             "path": str(self.path),
             "id": self.id,
@@ -413,8 +396,8 @@ class Run:
             },
             "metric": None if main is None else asdict(main),
             "best": {
-                name: {"value": best.value, "epoch": best.epoch, "mode": best.mode}
-                for name, best in values.items()
+                best.name: {"value": best.value, "epoch": best.epoch, "mode": best.mode}
+                for best in values
                 if best is not None
             },
             "started": None if self.started is None else self.started.isoformat(),
@@ -444,9 +427,7 @@ class Run:
             return {}
         entries: dict[str, Any] = {"state": "missing", **content}
         known = {key: value for key, value in entries.items() if value is not None}
-        odd = [
-            key for key, is_valid in ENTRIES.items() if key in known and not is_valid(known[key])
-        ]
+        odd = [key for key in ENTRIES if key in known and not ENTRIES[key](known[key])]
         if odd:
             self.problems.append(f"{path} has other values than a run writes: {', '.join(odd)}.")
         return {key: value for key, value in known.items() if key not in odd}
@@ -465,17 +446,20 @@ class Run:
         return None if noted is None else str(noted)
 
     @cached_property
-    def _kept(self) -> list[CheckpointInfo]:
-        return [info for info in self.checkpoints() if info.kind == "kept"]
+    def _kept_by(self) -> dict[str, Mode | None]:
+        """The metrics that models were kept by, and which values of each are better."""
+        kept = [info for info in self.checkpoints() if info.kind == "kept"]
+        return {info.metric[0]: info.mode for info in kept if info.metric}
 
     def _is_alive(self) -> bool:
         lock = self.path / LOCK
-        held = is_locked(lock)
-        if held:
+        is_held = is_locked(lock)
+        if is_held:
             return True
-        is_elsewhere = held is None or lock_host(lock) not in (None, os.uname().nodename)
+        is_elsewhere = lock_host(lock) not in (None, os.uname().nodename)
         # not every file system shares locks
-        return is_elsewhere and time.time() - self.last_write < FRESH_SECONDS
+        is_fresh = time.time() - self.last_write < FRESH_SECONDS
+        return is_fresh and (is_held is None or is_elsewhere)
 
     def _seen_counts(self) -> dict[str, float]:
         """The counts of a run whose manifest has no end."""
@@ -485,16 +469,12 @@ class Run:
         if last := self._tried(self.metrics.last_step, None):
             found.append({"step": last[0], "update": last[1]})
         seen: dict[str, float] = {}
-        for name in COUNTS:
-            values = [counts.get(name) for counts in found]
-            known = [value for value in values if isinstance(value, int | float)]
-            if known:
-                seen[name] = max(known)
+        for counts in found:
+            for name in COUNTS:
+                count = counts.get(name)
+                if isinstance(count, int | float):
+                    seen[name] = max(count, seen.get(name, count))
         return seen
-
-
-def _is_dict(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 def _are_texts(value: object) -> bool:
@@ -525,6 +505,8 @@ def _is_change(value: object) -> bool:
     return False
 
 
+DICTS = ("fingerprint", "arguments", "config", "data", "metric_modes")
+DICTS += ("num_parameters", "compiled", "packages", "hardware")
 # the entries of the manifest that are looked into, and what they must be: anybody may have written it
 ENTRIES: dict[str, Callable[[object], bool]] = {
     "state": lambda value: value in STATES and value not in ("crashed", "unreadable"),
@@ -532,8 +514,7 @@ ENTRIES: dict[str, Callable[[object], bool]] = {
     "planned": _is_plan,
     "changes": _are_changes,
     **dict.fromkeys(("eval_keys", "watched"), _are_texts),
-    **dict.fromkeys(("fingerprint", "arguments", "config", "data", "metric_modes"), _is_dict),
-    **dict.fromkeys(("num_parameters", "compiled", "packages", "hardware"), _is_dict),
+    **dict.fromkeys(DICTS, lambda value: isinstance(value, dict)),
 }
 
 
@@ -606,16 +587,14 @@ def settings_of(manifest: Mapping[str, Any], config: Mapping[str, Any] | None) -
     as `config=`; an entry of that with the name of an argument and another value is called
     `config.<name>`.
     """
-    compiled = compile_choice(manifest)
     if config is not None:
-        entries = {key: value for key, value in flatten(config).items() if _is_short(value)}
-        return entries | compiled
+        settings = {key: value for key, value in flatten(config).items() if _is_short(value)}
+        return settings | compile_choice(manifest)
     settings = _program_settings(manifest)
-    own = manifest.get("config") or {}
-    for key, value in flatten(own).items() if own else ():
+    for key, value in flatten(manifest.get("config", {})).items():
         is_other = key in settings and settings[key] != value
         settings[f"config.{key}" if is_other else key] = value
-    return settings | compiled
+    return settings | compile_choice(manifest)
 
 
 def compile_choice(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -627,10 +606,10 @@ def compile_choice(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _program_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
     found = {**manifest.get("fingerprint", {}), **manifest.get("arguments", {})}
-    prefix = "config."
-    interface = {key[len(prefix) :]: found[key] for key in found if key.startswith(prefix)}
+    interface = {key for key in found if key.startswith("config.")}
     if interface:  # an interface's own settings say it all, in the user's words
-        found = interface | {key: found[key] for key in ("device", "num_processes") if key in found}
+        own = {key.removeprefix("config."): found[key] for key in found if key in interface}
+        found = own | {key: found[key] for key in ("device", "num_processes") if key in found}
     limit = manifest.get("planned", {}).get("limit")
     if limit is not None:
         unit, number = limit
@@ -669,7 +648,3 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

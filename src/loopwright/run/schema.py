@@ -83,23 +83,8 @@ FROM names n CROSS JOIN step_values v ON v.name = n.id {_AROUND}""",
 SELECT n.name AS name, v.epoch AS epoch, v."update" AS "update", c.step AS step, c.samples AS samples,
   c.seconds AS seconds, c.wall AS wall, v.value AS value
 FROM names n CROSS JOIN epoch_values v ON v.name = n.id LEFT JOIN epoch_clock c ON c.epoch = v.epoch""",
-    "step_metrics": """
-SELECT v."update" AS "update", v.step AS step, n.name AS name, v.value AS value, v.exact AS exact
-FROM names n CROSS JOIN step_values v ON v.name = n.id""",
-    "epoch_metrics": """
-SELECT v.epoch AS epoch, v."update" AS "update", n.name AS name, v.value AS value, v.exact AS exact
-FROM names n CROSS JOIN epoch_values v ON v.name = n.id""",
 }
 OLD_TABLES = ("step_metrics", "epoch_metrics")  # of version 0
-# what stands for the tables of today when a file of version 0 is read; the text of a name is its id
-OLD_VIEWS = {
-    "names": "SELECT name AS id, name FROM main.step_metrics UNION SELECT name, name FROM "
-    "main.epoch_metrics",
-    "step_values": 'SELECT name, step, "update", value, exact FROM main.step_metrics',
-    "epoch_values": 'SELECT name, epoch, "update", value, exact FROM main.epoch_metrics',
-    "epoch_clock": 'SELECT epoch, max("update") AS "update", NULL AS step, NULL AS samples, NULL AS seconds, '
-    "NULL AS wall FROM main.epoch_metrics GROUP BY epoch",
-}
 
 # A cross join is one in the order in which it is written: by names first, of which there are few.
 # Values that are not NaN and not infinite: the literal is infinite, and a comparison with NULL is
@@ -186,48 +171,51 @@ def version_of(connection: File, path: Path) -> int:
 
 def _create(connection: File) -> None:
     is_old = has_tables(connection, OLD_TABLES)
-    if is_old:
-        for table in OLD_TABLES:
-            connection.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
-    for table, columns in TABLES.items():
-        connection.execute(f"CREATE TABLE {table} {columns}")
+    _create_tables(connection, "TABLE")
     for view, query in VIEWS.items():
         connection.execute(f"CREATE VIEW {view} AS {query}")
-    connection.execute("INSERT INTO facts VALUES ('generation', 0)")
     if is_old:
-        _migrate(connection)
+        _copy_old_rows(connection)
+        for table in OLD_TABLES:
+            connection.execute(f"DROP TABLE {table}")
     connection.execute(f"PRAGMA user_version={VERSION}")
 
 
-def _migrate(connection: File) -> None:
-    """Move the rows of version 0, which had neither a clock nor anything but numbers, and drop its
+def _create_tables(connection: File, kind: str) -> None:
+    for table, columns in TABLES.items():
+        connection.execute(f"CREATE {kind} {table} {columns}")
+    connection.execute("INSERT INTO facts VALUES ('generation', 0)")
+
+
+def _copy_old_rows(connection: File) -> None:
+    """Copy the rows of version 0, which had neither a clock nor anything but numbers, to today's
     tables."""
     connection.execute(
         "INSERT INTO names (name) SELECT name FROM (SELECT name, 0 AS part, min(rowid) AS at FROM "
-        "old_step_metrics GROUP BY name UNION ALL SELECT name, 1, min(rowid) FROM "
-        "old_epoch_metrics GROUP BY name) WHERE typeof(name) = 'text' GROUP BY name ORDER BY "
+        "main.step_metrics GROUP BY name UNION ALL SELECT name, 1, min(rowid) FROM "
+        "main.epoch_metrics GROUP BY name) WHERE typeof(name) = 'text' GROUP BY name ORDER BY "
         "min(part), min(at)"
     )
-    for table, at in (("step", "step"), ("epoch", "epoch")):
+    for level in ("step", "epoch"):
         connection.execute(
-            f'INSERT OR REPLACE INTO {table}_values SELECT n.id, {at}, "update", value, exact '
-            f"FROM old_{table}_metrics o JOIN names n ON n.name = o.name WHERE typeof({at}) = 'integer' "
-            "AND typeof(\"update\") = 'integer' AND (typeof(value) IN ('real', 'integer') OR length(exact) = 8) "
-            "ORDER BY o.rowid"
+            f'INSERT OR REPLACE INTO {level}_values SELECT n.id, {level}, "update", value, exact '
+            f"FROM main.{level}_metrics o JOIN names n ON n.name = o.name "
+            f"WHERE typeof({level}) = 'integer' AND typeof(\"update\") = 'integer' "
+            "AND (typeof(value) IN ('real', 'integer') OR length(exact) = 8) ORDER BY o.rowid"
         )
     connection.execute(
         'INSERT INTO clock (step, "update") SELECT max(step), "update" FROM step_values GROUP BY '
         "step >> 9"
     )
     connection.execute(
-        'INSERT INTO epoch_clock (epoch, "update") SELECT epoch, max("update") FROM epoch_values '
-        "GROUP BY epoch"
+        'INSERT INTO epoch_clock (epoch, "update", step) SELECT epoch, "update", step FROM '
+        '(SELECT epoch, max("update") AS "update" FROM epoch_values GROUP BY epoch) '
+        'LEFT JOIN (SELECT "update", max(step) AS step FROM step_values GROUP BY "update") '
+        'USING ("update")'
     )
     first, last = connection.execute("SELECT min(step), max(step) FROM step_values").fetchone()
     if first is not None:
         summarize(connection, first, last)
-    for table in OLD_TABLES:
-        connection.execute(f"DROP TABLE old_{table}")
 
 
 def read_consistently(path: Path, read: Callable[[RestState | None], T]) -> T:
@@ -264,7 +252,11 @@ def open_for_reading(path: Path, state: RestState | None = None) -> File:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_TEXT)  # a text may have gigabytes
         connection.execute("PRAGMA trusted_schema=OFF")
         connection.execute("PRAGMA temp_store=MEMORY")
-        _adapt(connection, path)
+        is_of_today = version_of(connection, path) == VERSION and has_tables(connection, TABLES)
+        if not is_of_today:  # temporary tables stand for those that the file lacks
+            _create_tables(connection, "TEMP TABLE")
+            if has_tables(connection, OLD_TABLES):
+                _copy_old_rows(connection)
     except BaseException:
         connection.close()
         raise
@@ -274,7 +266,7 @@ def open_for_reading(path: Path, state: RestState | None = None) -> File:
 def open_empty() -> File:
     """A file in memory without rows, for a run that has not written any."""
     connection = _connect_to(":memory:")
-    _adapt(connection, Path(":memory:"))
+    _create_tables(connection, "TABLE")
     return connection
 
 
@@ -295,18 +287,6 @@ def state_at_rest(path: Path) -> RestState | None:
     return state if log.st_size == 0 else None
 
 
-def _adapt(connection: File, path: Path) -> None:
-    """Let temporary views and empty tables stand for the tables that the file lacks."""
-    if version_of(connection, path) == VERSION and has_tables(connection, TABLES):
-        return
-    views = OLD_VIEWS if has_tables(connection, OLD_TABLES) else {}
-    for table, columns in TABLES.items():
-        if table in views:
-            connection.execute(f"CREATE TEMP VIEW {table} AS {views[table]}")
-        else:
-            connection.execute(f"CREATE TEMP TABLE {table} {columns}")
-
-
 def has_tables(connection: File, tables: object) -> bool:
     """Whether the tables are in the file and are tables: a view in the place of one could be
     anything."""
@@ -318,11 +298,6 @@ def id_of(connection: File, name: str) -> object:
     """The id of a metric in the file; of one that is not there, an id that nothing has."""
     found = connection.execute("SELECT id FROM names WHERE name = ?", (name,)).fetchone()
     return -1 if found is None else found[0]
-
-
-def has_summaries(connection: File) -> bool:
-    """Whether the file is of today's version."""
-    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == VERSION)
 
 
 _EXACT = struct.Struct(">d")

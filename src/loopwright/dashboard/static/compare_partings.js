@@ -51,6 +51,6 @@ function changes({ changes: all, first, second, level, at }) {
   const text = (entry) => (entry === null ? "NaN" : String(entry).replace("-", "−"));
   return el("div", { class: "small-table-frame", tabindex: 0, role: "region", "aria-label": `Values at ${level.slice(0, -1)} ${at}` }, el("table", { class: "small-table" },
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, `At ${level.slice(0, -1)} ${count(at)}`), [first, second].map((id) => el("th", { scope: "col", class: "number" }, el("span", { class: "run-cell" }, el("span", { class: "swatch", style: { "--swatch": runs.colour(id) } }), id))), el("th", { scope: "col", class: "number" }, "Difference"))),
-    el("tbody", {}, all.slice(0, SHOWN).map((one) => el("tr", {}, el("th", { scope: "row" }, one.name), el("td", { class: "number" }, text(one.first)), el("td", { class: "number" }, text(one.second)), el("td", { class: "number muted" }, difference(one)))))),
+    el("tbody", {}, all.slice(0, SHOWN).map((one) => el("tr", {}, el("th", { scope: "row" }, one.key), el("td", { class: "number" }, text(one.first)), el("td", { class: "number" }, text(one.second)), el("td", { class: "number muted" }, difference(one)))))),
   all.length > SHOWN && el("p", { class: "hint" }, `and ${count(all.length - SHOWN)} more`));
 }

@@ -167,7 +167,7 @@ class ComparePage {
   #allPanels() {
     const names = new Set(this.ids.flatMap((id) => runs.get(id)?.names ?? []));
     const headlines = new Set(this.ids.map((id) => runs.get(id)?.metric?.name));
-    const parted = new Set((this.found ?? []).flatMap(({ changes = [] }) => changes.map(({ name }) => name)));
+    const parted = new Set((this.found ?? []).flatMap(({ changes = [] }) => changes.map(({ key }) => key)));
     const has = (set) => ({ names: members }) => members.some(({ name }) => set.has(name));
     const rank = (panel) => (has(headlines)(panel) ? 0 : panel.base === "loss" ? 1 : has(parted)(panel) ? 2 : 3);
     return panelsOf(names).flatMap((group) => group.panels).sort((a, b) => rank(a) - rank(b));
