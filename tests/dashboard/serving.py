@@ -106,10 +106,7 @@ def _parse(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
         else:
             if "data" in entries:
                 end = time.monotonic() + SECONDS
-                yield (
-                    entries["event"],
-                    json.loads(entries["data"], parse_constant=_refuse) | {"id": entries["id"]},
-                )
+                yield entries["event"], json.loads(entries["data"], parse_constant=_refuse)
             entries = {}
 
 

@@ -4,6 +4,7 @@ metric that differs."""
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from ..run.changes import Change, values_text
 from ..run.compare import Divergence, RunDiff, compare_runs
@@ -19,9 +20,9 @@ def diff_command(options: argparse.Namespace) -> int:
     diff = compare_runs(first, second, ignore=tuple(options.ignore), strict=options.strict)
     if options.json:
         paths = {"first": str(first.path), "second": str(second.path)}
-        parts = {
-            name: part and [change._asdict() for change in part]
-            for name, part in diff.parts.items()
+        parts: dict[str, Any] = {
+            name: None if changes is None else [change._asdict() for change in changes]
+            for name, changes in diff.parts.items()
         }
         metrics = {divergence.level: divergence.as_json() for divergence in diff.metrics}
         shown = {**paths, "equal": diff.is_same, **parts}

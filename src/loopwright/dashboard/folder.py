@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class RunEntry:
     text: str = field(repr=False)
     problem: str | None = None  # why nothing of it may be read
     seconds: float = 0.0  # that reading it took
-    read_at: float = field(default_factory=time.time)  # when what it says was read first
     looked_at: float = field(default_factory=time.monotonic)
 
     def is_stale(self, stamp: Stamp) -> bool:
@@ -83,7 +82,7 @@ class RunsFolder:
             for run, path in found.items():
                 entry = old.get(run)
                 if entry is None or entry.is_stale(stamps[run]):
-                    entry = _newer(entry, read_entry(run, path, stamps[run]))
+                    entry = read_entry(run, path, stamps[run])
                 if entry is not None:
                     entries[run] = entry
             self._entries = entries
@@ -173,13 +172,6 @@ class RunsFolder:
         if not is_allowed or not (real / MANIFEST).is_file():
             raise no_run(run)
         return path
-
-
-def _newer(old: RunEntry | None, new: RunEntry | None) -> RunEntry | None:
-    """A summary that says the same as before counts as read then."""
-    if old is None or new is None or old.text != new.text:
-        return new
-    return replace(new, read_at=old.read_at)
 
 
 def run_id(path: Path) -> str:

@@ -1,15 +1,14 @@
 """Server-sent events: what has changed since a client last looked.
 
-One task looks at the files of all runs that somebody watches, and only while somebody does. It
-compares times and sizes; rows are read when these change, once for all clients that are at the same
-place.
+Each stream compares times and sizes of the files of the runs that its client watches, and reads rows
+when these change. The summaries of all runs are read once for all streams.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
@@ -39,37 +38,25 @@ MAX_ROWS = 5_000  # of a metric that are sent at once: more, and the client read
 
 @dataclass(eq=False)
 class Listener:
-    """A client: what it watches, and what it has not been sent yet."""
+    """A client: what it watches, and what it has been sent."""
 
     cursors: dict[str, str]  # by run; empty: from now on
     names: tuple[str, ...]
     x: str
-    since: float | None  # when it read the table of runs
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    runs: set[str] = field(default_factory=set)  # whose files changed
-    summaries: dict[str, str] = field(default_factory=dict)
-    removed: set[str] = field(default_factory=set)
-
-    def take(self) -> tuple[set[str], dict[str, str], set[str]]:
-        """What has come up since the last call."""
-        taken = (self.runs, self.summaries, self.removed)
-        self.runs = set()
-        self.summaries = {}
-        self.removed = set()
-        self.wake.clear()
-        return taken
+    stamps: dict[str, Stamp | None] = field(default_factory=dict)  # of the files of runs
+    summaries: dict[str, str] | None = None
 
 
 class LiveEvents:
-    """All clients, and the task that looks for changes while there are any."""
+    """The streams of all clients."""
 
     def __init__(self, folder: RunsFolder) -> None:
         self.listeners: set[Listener] = set()
-        self.is_closed = False
+        self._is_closed = False
         self._folder = folder
-        self._task: asyncio.Task[None] | None = None
-        self._stamps: dict[str, Stamp | None] = {}
-        self._entries: dict[str, RunEntry] | None = None
+        self._scan_lock = asyncio.Lock()
+        self._scanned_at = -math.inf
+        self._entries: dict[str, RunEntry] = {}
 
     async def stream(self, request: Request) -> Response:
         """Answer with events until the client goes."""
@@ -88,41 +75,57 @@ class LiveEvents:
 
     def close(self) -> None:
         """Let all clients go; may be called from a signal handler."""
-        self.is_closed = True
-        for listener in list(self.listeners):
-            listener.wake.set()
+        self._is_closed = True
 
     async def _events(self, listener: Listener) -> AsyncIterator[str]:
-        self._join(listener)
+        self.listeners.add(listener)
+        sent_at = time.monotonic()
         try:
             yield "retry: 1000\n\n"
-            while not self.is_closed:
-                try:
-                    await asyncio.wait_for(listener.wake.wait(), COMMENT_SECONDS)
-                except TimeoutError:
+            while not self._is_closed:
+                events = _new_summaries(listener, await self._scan())
+                events += await asyncio.to_thread(self._new_rows, listener)
+                for kind, data in events:
+                    yield f"event: {kind}\ndata: {data}\n\n"
+                now = time.monotonic()
+                if events:
+                    sent_at = now
+                elif now - sent_at > COMMENT_SECONDS:
+                    sent_at = now
                     yield ": nothing new\n\n"
-                    continue
-                runs, summaries, removed = listener.take()
-                if summaries or removed:
-                    shown = [text for run, text in summaries.items() if run not in removed]
-                    data = f'{{"runs":[{",".join(shown)}],"removed":{to_json(sorted(removed))}'
-                    yield self._event(listener, "runs", f'{data},"time":{time.time():.3f}}}')
-                for run in sorted(runs):
-                    if found := await asyncio.to_thread(self._new_rows, run, listener):
-                        yield self._event(listener, *found)
+                await asyncio.sleep(POLL_SECONDS)
         except Exception:  # the connection ends, and the client opens another
             logger.warning("A stream of events ended early", exc_info=True)
             raise
         finally:
-            self._leave(listener)
+            self.listeners.discard(listener)
 
-    def _event(self, listener: Listener, kind: str, data: str) -> str:
-        place = to_json({"time": time.time(), "cursors": listener.cursors})
-        return f"event: {kind}\nid: {place}\ndata: {data}\n\n"
+    async def _scan(self) -> dict[str, RunEntry]:
+        async with self._scan_lock:
+            if time.monotonic() - self._scanned_at >= SCAN_SECONDS:
+                self._entries = await asyncio.to_thread(self._folder.scan)
+                self._scanned_at = time.monotonic()
+            return self._entries
 
-    def _new_rows(self, run: str, listener: Listener) -> tuple[str, str] | None:
-        """The name and the data of an event for one client, whose cursor is moved; None where there
-        is nothing new."""
+    def _new_rows(self, listener: Listener) -> list[tuple[str, str]]:
+        """The names and the data of events about runs whose files have changed."""
+        found = []
+        for run in sorted(listener.cursors):
+            stamp = self._stamp(run)
+            if run not in listener.stamps or listener.stamps[run] != stamp:
+                listener.stamps[run] = stamp
+                if event := self._new_rows_of(run, listener):
+                    found.append(event)
+        return found
+
+    def _stamp(self, run: str) -> Stamp | None:
+        try:
+            return stamp_of(self._folder.path_of(run))
+        except Refusal:
+            return None
+
+    def _new_rows_of(self, run: str, listener: Listener) -> tuple[str, str] | None:
+        """An event for one client, whose cursor is moved; None where there is nothing new."""
         try:
             cursor = parse_cursor(listener.cursors[run])
             with self._folder.metrics(self._folder.readable(run)) as metrics:
@@ -131,7 +134,7 @@ class LiveEvents:
                     return None
                 changes = metrics.since(cursor, listener.names, x=listener.x, points=MAX_ROWS)
         except Refusal:
-            listener.cursors.pop(run, None)
+            del listener.cursors[run]
             return "gone", to_json({"run": run})
         except (LoopwrightError, OSError) as error:
             # it may be removed, or replaced, at this moment
@@ -144,122 +147,19 @@ class LiveEvents:
             return "reread", to_json({"run": run, "cursor": str(changes.cursor), "reason": reason})
         return _rows_event(run, changes)
 
-    def _join(self, listener: Listener) -> None:
-        self.listeners.add(listener)
-        # it may have missed something since it read its curves
-        listener.runs.update(listener.cursors)
-        listener.wake.set()
-        if self._entries is not None:
-            self._catch_up(listener, self._entries)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._watch())
-
-    def _leave(self, listener: Listener) -> None:
-        self.listeners.discard(listener)
-        if not self.listeners and self._task is not None:
-            self._task.cancel()
-            self._task = None
-            self._entries = None
-            self._stamps = {}
-
-    def _catch_up(self, listener: Listener, entries: dict[str, RunEntry]) -> None:
-        since = listener.since
-        missed = {
-            run: entry.text
-            for run, entry in entries.items()
-            if since is not None and entry.read_at > since
-        }
-        if missed:
-            listener.summaries.update(missed)
-            listener.wake.set()
-
-    async def _watch(self) -> None:
-        """Look for changes until nobody listens; whatever goes wrong with one look, the next one is
-        taken."""
-        scanned = 0.0
-        while True:
-            try:
-                await self._compare_files()
-                if time.monotonic() - scanned >= SCAN_SECONDS:
-                    scanned = time.monotonic()
-                    await self._compare_summaries()
-            except Exception:
-                logger.warning("The runs cannot be read; trying again", exc_info=True)
-            await asyncio.sleep(POLL_SECONDS)
-
-    async def _compare_files(self) -> None:
-        watched = {run for listener in self.listeners for run in listener.cursors}
-        stamps = await asyncio.to_thread(lambda: {run: self._stamp(run) for run in watched})
-        # a run that was not looked at before may have changed since the client read it
-        changed = {
-            run
-            for run, stamp in stamps.items()
-            if run not in self._stamps or self._stamps[run] != stamp
-        }
-        self._stamps = stamps
-        for listener in self.listeners:
-            if own := changed & set(listener.cursors):
-                listener.runs |= own
-                listener.wake.set()
-
-    def _stamp(self, run: str) -> Stamp | None:
-        try:
-            return stamp_of(self._folder.path_of(run))
-        except Refusal:
-            return None
-
-    async def _compare_summaries(self) -> None:
-        entries = await asyncio.to_thread(self._folder.scan)
-        known = self._entries
-        self._entries = entries
-        if known is None:
-            for listener in self.listeners:
-                self._catch_up(listener, entries)
-            return
-        changed = {
-            run: entry.text
-            for run, entry in entries.items()
-            if run not in known or known[run].text != entry.text
-        }
-        removed = known.keys() - entries.keys()
-        for listener in self.listeners if changed or removed else ():
-            listener.summaries |= changed
-            listener.removed = (listener.removed - changed.keys()) | removed
-            listener.wake.set()
-
 
 def parse_listener(request: Request) -> Listener:
-    """What a client wants to watch, from its query, and where it was, from its last event."""
+    """What a client wants to watch, from its query."""
     query = request.query_params
     runs = query.getlist("run")
     cursors = query.getlist("cursor")
     if len(runs) > MAX_RUNS:
         raise Refusal(400, f"At most {MAX_RUNS} runs can be watched at a time, not {len(runs)}.")
     given = dict(zip(runs, [*cursors, *[""] * len(runs)], strict=False))
-    last = _last_event(request)
-    given |= {run: cursor for run, cursor in last.get("cursors", {}).items() if run in given}
     for cursor in given.values():
         parse_cursor(cursor)
-    since = last.get("time", query.get("since"))
-    return Listener(
-        given, tuple(dict.fromkeys(query.getlist("name"))), query.get("x") or "step", _time(since)
-    )
-
-
-def _last_event(request: Request) -> dict[str, Any]:
-    try:
-        found = json.loads(request.headers.get("last-event-id") or "{}")
-        cursors = {str(run): str(cursor) for run, cursor in found["cursors"].items()}
-        return {"time": found.get("time"), "cursors": cursors}
-    except (ValueError, LookupError, TypeError, AttributeError):  # not of this server
-        return {}
-
-
-def _time(value: object) -> float | None:
-    try:
-        return None if value in (None, "") else float(str(value))
-    except ValueError:
-        raise Refusal(400, f"since={str(value)[:40]!r} is not a time.") from None
+    names = tuple(dict.fromkeys(query.getlist("name")))
+    return Listener(given, names, query.get("x") or "step")
 
 
 def parse_cursor(text: str) -> MetricsCursor | None:
@@ -270,6 +170,19 @@ def parse_cursor(text: str) -> MetricsCursor | None:
         raise Refusal(
             400, f"cursor={text[:40]!r} is not from this server: read /api/curves again."
         ) from None
+
+
+def _new_summaries(listener: Listener, entries: dict[str, RunEntry]) -> list[tuple[str, str]]:
+    """An event with the summaries that the client does not have, and the runs that are gone."""
+    known = listener.summaries
+    listener.summaries = {run: entry.text for run, entry in entries.items()}
+    if known is None:  # the client has read the table
+        return []
+    changed = [text for run, text in listener.summaries.items() if known.get(run) != text]
+    removed = sorted(known.keys() - entries.keys())
+    if not changed and not removed:
+        return []
+    return [("runs", f'{{"runs":[{",".join(changed)}],"removed":{to_json(removed)}}}')]
 
 
 def _rows_event(run: str, changes: Changes) -> tuple[str, str] | None:

@@ -505,8 +505,10 @@ def _is_change(value: object) -> bool:
     return False
 
 
-DICTS = ("fingerprint", "arguments", "config", "data", "metric_modes")
-DICTS += ("num_parameters", "compiled", "packages", "hardware")
+DICTS = (
+    *("fingerprint", "arguments", "config", "data", "metric_modes"),
+    *("num_parameters", "compiled", "packages", "hardware"),
+)
 # the entries of the manifest that are looked into, and what they must be: anybody may have written it
 ENTRIES: dict[str, Callable[[object], bool]] = {
     "state": lambda value: value in STATES and value not in ("crashed", "unreadable"),
