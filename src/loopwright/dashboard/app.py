@@ -7,14 +7,12 @@ import errno
 import logging
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from .._version import __version__
 from ..errors import ConfigurationError, LoopwrightError
 from . import comparison, curves, detail
 from .answers import (
@@ -31,7 +29,7 @@ from .answers import (
     to_json,
     whole_number,
 )
-from .folder import RunsFolder
+from .folder import RunsFolder, open_metrics
 from .live import LiveEvents
 from .safety import Access, AccessGuard, is_loopback
 
@@ -228,12 +226,9 @@ class RunAnswers:
             "path": str(self.folder.root),
             "is_single": self.folder.is_single,
             "exists": self.folder.root.is_dir(),
-            "version": __version__,
         }
-        known = to_json(plain(head))[1:-1]
         runs = ",".join(entry.text for entry in entries.values())
-        body = f'{{{known},"time":{time.time()!r},"runs":[{runs}]}}'
-        return answer(request, body, tagged=f"{known}{runs}")
+        return answer(request, f'{to_json(plain(head))[:-1]},"runs":[{runs}]}}')
 
     def curves(self, request: Request) -> Response:
         """Curves at the resolution of a screen."""
@@ -251,11 +246,11 @@ class RunAnswers:
         """The events of some runs, to be marked on their curves; a run that cannot be read has
         none."""
         found: dict[str, list[detail.Json]] = {}
-        for run in dict.fromkeys(request.query_params.getlist("run")):
+        for run in request.query_params.getlist("run"):
             found[run] = []
             with (
                 suppress(Refusal, LoopwrightError, OSError),
-                self.folder.metrics(self.folder.readable(run)) as metrics,
+                open_metrics(self.folder.readable(run)) as metrics,
             ):
                 found[run] = [asdict(event) for event in metrics.events()]
         return json_answer(request, {"events": found})
@@ -282,7 +277,7 @@ class RunAnswers:
         if entry.problem is not None:
             return json_answer(request, detail.unreadable(entry))
         run = self.folder.run(entry.id)
-        with self.folder.metrics(run.path) as metrics:
+        with open_metrics(run.path) as metrics:
             return json_answer(request, detail.describe(entry, run, metrics))
 
     def checkpoints(self, request: Request) -> Response:
@@ -295,22 +290,22 @@ class RunAnswers:
         """The end of the log."""
         path = self.folder.readable(request.path_params["run"])
         last = whole_number(request, "last", detail.LOG_LINES, least=1, most=MAX_LOG)
-        with self.folder.metrics(path) as metrics:
+        with open_metrics(path) as metrics:
             return json_answer(request, {"log": detail.read_log(path, metrics, last)})
 
     def contents(self, request: Request) -> Response:
         """Histograms, texts or tables of a name."""
         path = self.folder.readable(request.path_params["run"])
         points = whole_number(request, "points", 200, least=1, most=MAX_POINTS)
-        with self.folder.metrics(path) as metrics:
-            name = request.query_params.get("name", "")
+        name = request.query_params.get("name", "")
+        with open_metrics(path) as metrics:
             return json_answer(request, detail.contents(metrics, name, points))
 
     def media(self, request: Request) -> Response:
         """A picture, or the content of another item."""
         path = self.folder.readable(request.path_params["run"])
         number: int = request.path_params["item"]
-        with self.folder.metrics(path) as metrics:
+        with open_metrics(path) as metrics:
             item = metrics.media_item(number) if number < LARGEST_ID else None
         if item is None:
             raise Refusal(404, "The run has no such picture; it may have been rewound.")

@@ -16,7 +16,7 @@ from ..errors import LoopwrightError
 from ..run.curves import MetricCurve
 from ..run.schema import AXES, Level
 from .answers import Refusal, plain, to_json
-from .folder import RunsFolder, Stamp, stamp_of
+from .folder import RunsFolder, Stamp, open_metrics, stamp_of
 
 LEVELS: tuple[Level, ...] = ("step", "epoch")
 MAX_CURVES = 2_000
@@ -59,9 +59,9 @@ class CurveAnswers:
         missing: list[dict[str, str]] = []
         for run in dict.fromkeys(runs):
             try:
-                path = self.folder.path_of(run)
+                path = self.folder.readable(run)
                 stamp = stamp_of(path)
-                with self.folder.metrics(path) as metrics:
+                with open_metrics(path) as metrics:
                     cursors[run] = str(metrics.cursor())
                     known = {level: metrics.names_of(level) for level in LEVELS}
                 for name in dict.fromkeys(names):
@@ -80,7 +80,7 @@ class CurveAnswers:
         self, run: str, path: Path, stamp: Stamp, name: str, level: Level, window: CurveWindow
     ) -> str:
         """A curve as JSON; a run that changes has another stamp."""
-        with self.folder.metrics(path) as metrics:
+        with open_metrics(path) as metrics:
             curve = metrics.curve(
                 name,
                 level=level,
@@ -135,12 +135,12 @@ def csv_lines(folder: RunsFolder, runs: Sequence[str], names: Sequence[str]) -> 
     asked = {}
     for run in runs:
         path = folder.readable(run)
-        with folder.metrics(path) as metrics:
+        with open_metrics(path) as metrics:
             known = metrics.names()
             asked[run, path] = [name for name in dict.fromkeys(names or known) if name in known]
     yield _csv([HEADER])
     for (run, path), found in asked.items():
-        with folder.metrics(path) as metrics:
+        with open_metrics(path) as metrics:
             for name, level in product(found, LEVELS):
                 columns = metrics.columns(name, level)
                 values = [repr(value) for value in columns["value"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,8 +24,7 @@ from .summary import sentences
 
 Json = dict[str, Any]
 LOG_LINES = 400
-EMPTY_LOG: Json = {"lines": [], "is_cut": False, "source": None}
-LOG_BYTES = 400_000
+EMPTY_LOG: Json = {"lines": [], "is_cut": False}
 LARGEST_TEXT = 4_000_000  # bytes of a file that is passed through
 # entries of the manifest that have a place of their own
 APART = ("packages", "hardware", "fingerprint", "data", "config", "arguments")
@@ -60,7 +58,7 @@ def describe(entry: RunEntry, run: Run, metrics: MetricsView) -> Json:
         "settings": run.settings,
         "config_text": None if config is None else config.read_text(errors="replace"),
         "environment": environment(manifest),
-        "data": manifest.get("data") or None,
+        "data": manifest.get("data"),
         "changes": run.changes,
         "checkpoints": part(lambda: checkpoints(run), []),
         "events": [asdict(event) for event in events],
@@ -75,16 +73,14 @@ def describe(entry: RunEntry, run: Run, metrics: MetricsView) -> Json:
 
 def unreadable(entry: RunEntry) -> Json:
     """The answer about a run of which nothing can be read."""
-    nothing = ("command", "config", "config_text", "data", "profile", "traceback")
     return {
         "summary": entry.summary,
         "sentences": ["This run cannot be read.", *entry.summary["problems"]],
         "path": str(entry.path),
         "cursor": "",
-        "manifest": {},
-        "settings": {},
-        **dict.fromkeys(nothing),
-        **{name: [] for name in ("environment", "changes", "checkpoints", "events", "media")},
+        **dict.fromkeys(("command", "config", "config_text", "data", "profile", "traceback")),
+        **{part: {} for part in ("manifest", "settings")},
+        **{part: [] for part in ("environment", "changes", "checkpoints", "events", "media")},
         "log": EMPTY_LOG,
         "problems": entry.summary["problems"],
     }
@@ -98,12 +94,12 @@ def as_media(item: MediaItem) -> Json:
 
 def media_index(items: Iterable[MediaItem]) -> list[Json]:
     """All media by name, each with its items in order."""
-    found: dict[tuple[str, str], list[Json]] = {}
+    groups: dict[tuple[str, str], Json] = {}
     for item in items:
-        found.setdefault((item.name, item.kind), []).append(as_media(item))
-    return [
-        {"name": name, "kind": kind, "items": entries} for (name, kind), entries in found.items()
-    ]
+        nothing = {"name": item.name, "kind": item.kind, "items": []}
+        group = groups.setdefault((item.name, item.kind), nothing)
+        group["items"].append(as_media(item))
+    return list(groups.values())
 
 
 def contents(metrics: MetricsView, name: str, points: int) -> Json:
@@ -142,70 +138,54 @@ def checkpoints(run: Run, *, verify: bool = False) -> list[Json]:
     for info in list_checkpoints(run.path, verify=verify):
         if not info.path.resolve().is_relative_to(home):
             continue
+        name, value = info.metric or (None, None)
         entry: Json = {
-            name: getattr(info, name)
-            for name in ("kind", "name", "size", "is_sound", "is_verified")
+            "kind": info.kind,
+            "name": info.name,
+            "size": info.size,
+            "is_sound": info.is_sound,
+            "is_verified": info.is_verified,
+            "update": info.meta.get("update"),
+            "epoch": info.meta.get("epoch"),
+            "metric": name and {"name": name, "value": value, "mode": info.mode},
+            "is_best": best is not None and best.path == info.path,
+            "created": None if info.created is None else info.created.timestamp(),
+            "problems": list(info.problems),
         }
-        entry |= {count: info.meta.get(count) for count in ("update", "epoch", "step")}
-        entry["metric"] = None
-        if info.metric is not None:
-            name, value = info.metric
-            entry["metric"] = {"name": name, "value": value, "mode": info.mode}
-        entry["is_best"] = best is not None and best.path == info.path
-        entry["created"] = None if info.created is None else info.created.timestamp()
-        entry["problems"] = list(info.problems)
         found.append(entry)
     return found
 
 
 def environment(manifest: Mapping[str, Any]) -> list[Json]:
     """What the run ran on and with, in groups of names and values."""
+    hardware = manifest.get("hardware", {})
     groups: dict[str, Json] = {
-        "Machine": {**_chosen(manifest, "device", "platform"), **manifest.get("hardware", {})},
+        "Machine": {**_chosen(manifest, "device", "platform"), **hardware},
         "Versions": _chosen(manifest, "loopwright", "torch", "python"),
         "Code": _chosen(manifest, "git_commit", "git_dirty", "seed"),
         "Packages": manifest.get("packages", {}),
     }
     return [
-        {"title": title, "entries": [[key, value] for key, value in flatten(entries).items()]}
+        {"title": title, "entries": list(flatten(entries).items())}
         for title, entries in groups.items()
         if entries
     ]
 
 
 def _chosen(manifest: Mapping[str, Any], *names: str) -> Json:
-    return {name: manifest[name] for name in names if manifest.get(name) is not None}
+    return {name: manifest[name] for name in names if name in manifest}
 
 
 def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
     """The last lines of the run's log: those of its metrics file, or of `log.txt` where that has
     none."""
-    lines = metrics.log_lines(last + 1)
-    if lines:
-        return {
-            "lines": [asdict(line) for line in lines[-last:]],
-            "is_cut": len(lines) > last,
-            "source": "store",
-        }
-    texts, is_cut = tail(run, LOG_BYTES)
-    place = {"id": None, "wall": None, "level": None}
-    return {
-        "lines": [{**place, "text": text} for text in texts[-last:]],
-        "is_cut": is_cut or len(texts) > last,
-        "source": LOG if texts else None,
-    }
-
-
-def tail(run: Path, size: int) -> tuple[list[str], bool]:
-    """The lines at the end of `log.txt`, and whether there are more before them."""
-    path = own_file(run, LOG)
-    if path is None:
-        return [], False
-    with path.open("rb") as file:
-        length = file.seek(0, os.SEEK_END)
-        file.seek(max(length - size, 0))
-        lines = file.read(size).decode(errors="replace").splitlines()
-    return (lines[1:] if length > size else lines), length > size
+    lines = [asdict(line) for line in metrics.log_lines(last + 1)]
+    path = own_text(run, LOG)
+    if not lines and path is not None:
+        place = {"id": None, "wall": None, "level": None}
+        texts = path.read_text(errors="replace").splitlines()
+        lines = [{**place, "text": text} for text in texts]
+    return {"lines": lines[-last:], "is_cut": len(lines) > last}
 
 
 def traceback_of(events: Iterable[Event]) -> str | None:

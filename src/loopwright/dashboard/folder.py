@@ -126,25 +126,6 @@ class RunsFolder:
         except (ConfigurationError, OSError):
             raise no_run(run) from None
 
-    @contextmanager
-    def metrics(self, path: Path) -> Iterator[MetricsView]:
-        """The metrics of a run directory, for one request.
-
-        Raises:
-            CheckpointError: The file is damaged, or holds rows that make no sense.
-        """
-        try:
-            with MetricsView(path / METRICS) as metrics:
-                yield metrics
-        except LoopwrightError:
-            raise
-        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            # no row that we have written
-            logger.debug("%s contains malformed rows", path, exc_info=True)
-            raise CheckpointError(
-                "metrics-damaged", f"The metrics in {path} are damaged: {error}."
-            ) from error
-
     def readable(self, run: str) -> Path:
         """The directory of a run to read from; an error says why one that is damaged cannot be
         read."""
@@ -172,6 +153,26 @@ class RunsFolder:
         if not is_allowed or not (real / MANIFEST).is_file():
             raise no_run(run)
         return path
+
+
+@contextmanager
+def open_metrics(path: Path) -> Iterator[MetricsView]:
+    """The metrics of a run directory, for one request.
+
+    Raises:
+        CheckpointError: The file is damaged, or holds rows that make no sense.
+    """
+    try:
+        with MetricsView(path / METRICS) as metrics:
+            yield metrics
+    except LoopwrightError:
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        # no row that we have written
+        logger.debug("%s contains malformed rows", path, exc_info=True)
+        raise CheckpointError(
+            "metrics-damaged", f"The metrics in {path} are damaged: {error}."
+        ) from error
 
 
 def run_id(path: Path) -> str:

@@ -20,7 +20,7 @@ from ..run.metrics_view import Changes, MetricsCursor
 from .answers import Refusal, error_answer, plain, to_json
 from .curves import odd_values
 from .detail import as_media
-from .folder import RunEntry, RunsFolder, Stamp, stamp_of
+from .folder import RunEntry, RunsFolder, Stamp, open_metrics, stamp_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -128,7 +128,7 @@ class LiveEvents:
         """An event for one client, whose cursor is moved; None where there is nothing new."""
         try:
             cursor = parse_cursor(listener.cursors[run])
-            with self._folder.metrics(self._folder.readable(run)) as metrics:
+            with open_metrics(self._folder.readable(run)) as metrics:
                 if cursor is None:
                     listener.cursors[run] = str(metrics.cursor())
                     return None

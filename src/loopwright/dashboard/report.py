@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..errors import CheckpointError, ConfigurationError, LoopwrightError
+from ..errors import CheckpointError, ConfigurationError
 from ..run.metrics_view import MediaItem, MetricsView
 from ..run.reading import Run
 from ..run.schema import AXES
 from . import comparison, detail
 from .answers import KINDS, PLOTLY, STATIC, find_plotly, plain, to_json
 from .curves import LEVELS, curve_json, rounded
-from .folder import RunEntry, RunsFolder, own_file, read_entry, stamp_of
+from .folder import RunEntry, open_metrics, own_file, read_entry, stamp_of
 
 Json = dict[str, Any]
 MARK = "<!-- made by loopwright report -->"
@@ -38,7 +38,8 @@ MAX_IMAGE_BYTES = 24_000_000  # of all images together
 MAX_CONTENTS = 60  # histograms, texts or tables of a name
 IMPORT = re.compile(r'(\bfrom\s*|\bimport\s*)"\./([\w-]+\.js)"')
 SHEET = re.compile(r'<link\s[^>]*href="/static/([\w.-]+)\.css"[^>]*>')
-ICON = re.compile(r'(<link\s[^>]*href=")/static/([\w-]+)(\.svg|\.png)("[^>]*>)')
+ICON = re.compile(r'(<link\s[^>]*href=")/static/([\w-]+\.(?:svg|png))("[^>]*>)')
+TITLE = re.compile(r"<title>.*?</title>", re.DOTALL)
 SCRIPT = re.compile(r'<script\s[^>]*src="/static/([\w.-]+\.js)"[^>]*></script>')
 
 
@@ -56,11 +57,6 @@ class ReportDraft:
 def find_entries(runs: Sequence[Run]) -> list[RunEntry]:
     """The runs of a report, under their paths below the folder that holds them all."""
     paths = list(dict.fromkeys(run.path for run in runs))
-    if not paths:
-        raise ConfigurationError(
-            "nothing-to-report",
-            "A report needs at least one run.",
-        )
     root = commonpath([path.parent for path in paths])
     entries = [
         read_entry(path.relative_to(root).as_posix(), path, stamp_of(path)) for path in paths
@@ -84,7 +80,7 @@ def build_report(entries: Sequence[RunEntry], points: int | None = None) -> tupl
     num_curves = sum(len(e.summary["step_names"]) + len(e.summary["epoch_names"]) for e in entries)
     fitting = max(FEWEST_POINTS, min(MOST_POINTS, MAX_COLUMNS // max(num_curves, 1)))
     report = ReportDraft(points or fitting)
-    data = _collect(report, entries, RunsFolder(entries[0].path.parent))
+    data = _collect(report, entries)
     data["notes"] = _notes(report)
     title = entries[0].summary["name"] if len(entries) == 1 else f"{len(entries)} runs"
     return render(f"{title} · Loopwright", data), data["notes"]
@@ -104,19 +100,17 @@ def _notes(report: ReportDraft) -> list[str]:
     return report.notes
 
 
-def _collect(report: ReportDraft, entries: Sequence[RunEntry], folder: RunsFolder) -> Json:
-    runs: list[Json] = []
+def _collect(report: ReportDraft, entries: Sequence[RunEntry]) -> Json:
     details: dict[str, Json] = {}
     curves: dict[str, list[Json]] = {}
     media: dict[str, Json] = {}
     contents: dict[str, Json] = {}
     views = [(entry.id, Run(entry.path)) for entry in entries]
     for entry, (run, view) in zip(entries, views, strict=True):
-        runs.append(entry.summary)
         curves[run] = []
         media[run] = {}
         contents[run] = {}
-        with folder.metrics(entry.path) as metrics:
+        with open_metrics(entry.path) as metrics:
             # without what says more of the machine than a reader of the report needs
             details[run] = detail.describe(entry, view, metrics) | {"path": entry.id}
             if problems := details[run]["problems"]:
@@ -131,20 +125,16 @@ def _collect(report: ReportDraft, entries: Sequence[RunEntry], folder: RunsFolde
                 contents[run] = {
                     name: detail.contents(metrics, name, MAX_CONTENTS) for name in others
                 }
-        _keep_present(details[run], media[run])
-    made = datetime.now(UTC)
-    head = {
-        "root": "report",
-        "path": "",
-        "is_single": len(entries) == 1,
-        "exists": True,
-        "version": __version__,
-    }
+        for group in details[run]["media"]:  # only images that are in the report
+            if group["kind"] == "image":
+                group["items"] = [item for item in group["items"] if str(item["id"]) in media[run]]
+        details[run]["media"] = [group for group in details[run]["media"] if group["items"]]
+    head = {"root": "report", "is_single": len(entries) == 1, "exists": True}
     compared = views[: comparison.MAX_RUNS]
     return {
-        "made": made.isoformat(timespec="seconds"),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
-        "runs": {**head, "time": made.timestamp(), "runs": runs},
+        "runs": {**head, "runs": [entry.summary for entry in entries]},
         "run": details,
         "curves": curves,
         "media": media,
@@ -152,14 +142,6 @@ def _collect(report: ReportDraft, entries: Sequence[RunEntry], folder: RunsFolde
         "compare": comparison.compare(dict(compared)) if len(compared) > 1 else None,
         "sweep": comparison.sweep(entries, ""),
     }
-
-
-def _keep_present(answer: Json, images: Mapping[str, str]) -> None:
-    """List only images that are in the report."""
-    for group in answer["media"]:
-        if group["kind"] == "image":
-            group["items"] = [item for item in group["items"] if str(item["id"]) in images]
-    answer["media"] = [group for group in answer["media"] if group["items"]]
 
 
 def _curves(report: ReportDraft, entry: RunEntry, metrics: MetricsView) -> list[Json]:
@@ -185,10 +167,8 @@ def _curves(report: ReportDraft, entry: RunEntry, metrics: MetricsView) -> list[
 def _images(report: ReportDraft, run: Path, items: Sequence[MediaItem]) -> Json:
     """Images as data addresses, the newest first, as long as there is room for them."""
     found: dict[str, str] = {}
-    images = sorted(
-        (item for item in items if item.kind == "image"),
-        key=lambda item: (-(item.step or 0), item.position),
-    )
+    images = [item for item in items if item.kind == "image"]
+    images.sort(key=lambda item: (-(item.step or 0), item.position))
     for item in images:
         path = None if item.file is None else own_file(run, item.file)
         size = 0 if path is None else path.stat().st_size
@@ -196,31 +176,19 @@ def _images(report: ReportDraft, run: Path, items: Sequence[MediaItem]) -> Json:
             report.num_left_out += 1
             continue
         report.image_bytes += size
-        found[str(item.id)] = (
-            f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-        )
+        found[str(item.id)] = _address(path, "image/png")
     return found
 
 
 def render(title: str, data: Json) -> str:
     """The page with everything that it loads inside it."""
     scripts: list[str] = []
-    try:
-        text = (STATIC / "index.html").read_text(encoding="utf-8")
-    except OSError as error:
-        raise LoopwrightError(
-            "page-missing",
-            f"The files of the page are missing from this installation: {error}",
-        ) from error
+    text = (STATIC / "index.html").read_text(encoding="utf-8")
     text = SHEET.sub(lambda found: _sheet(f"{found[1]}.css"), text)
-    text = ICON.sub(
-        lambda found: f"{found[1]}{_address(STATIC / f'{found[2]}{found[3]}')}{found[4]}", text
-    )
+    text = ICON.sub(lambda found: f"{found[1]}{_icon(found[2])}{found[3]}", text)
     text = SCRIPT.sub(lambda found: _script(found[1], scripts), text)
     embedded = to_json(plain(data)).replace("<", "\\u003c")
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts
-    )
+    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
     policy = (
         f"default-src 'none'; script-src {hashes} data:; style-src 'unsafe-inline'; img-src data: "
         "blob:; base-uri 'none'; form-action 'none'"
@@ -229,14 +197,12 @@ def render(title: str, data: Json) -> str:
         f'{MARK}<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<script type="application/json" id="loopwright-report">{embedded}</script>'
     )
-    text = re.sub(
-        r"<title>.*?</title>",
-        lambda _: f"<title>{escape(title)}</title>",
-        text,
-        count=1,
-        flags=re.DOTALL,
-    )
-    return re.sub(r"<head>", lambda _: f"<head>{head}", text, count=1)
+    text = TITLE.sub(lambda _: f"<title>{escape(title)}</title>", text, count=1)
+    return text.replace("<head>", f"<head>{head}", 1)
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(sha256(script.encode()).digest()).decode()
 
 
 def _sheet(name: str) -> str:
@@ -271,6 +237,10 @@ def _inside(text: str) -> str:
     return re.sub(r"<(?=/script|!--|script)", r"\\x3c", text, flags=re.IGNORECASE)
 
 
-def _address(path: Path) -> str:
-    kind = KINDS[path.suffix].partition(";")[0]
+def _icon(name: str) -> str:
+    path = STATIC / name
+    return _address(path, KINDS[path.suffix])
+
+
+def _address(path: Path, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
