@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loopwright.run import RunManifest
-from loopwright.run.directory import logging_to
+from loopwright.run.directory import logging_to, run_logger
 from loopwright.run.manifest import describe_hardware, uncommitted_diff
 from loopwright.training.fingerprint import fingerprint
 
@@ -111,8 +111,8 @@ def test_a_fingerprint_is_the_same_in_every_process_and_on_every_day():
 
 def test_a_log_has_what_is_logged_meanwhile_and_nothing_else(tmp_path):
     path = tmp_path / "log.txt"
-    with logging_to(path) as logger:
-        logger.info("inside")
+    with logging_to(path):
+        run_logger.info("inside")
         logging.getLogger("elsewhere").warning("heard too")
     logging.getLogger("elsewhere").warning("outside")
     text = path.read_text()
@@ -123,10 +123,10 @@ def test_a_log_has_what_is_logged_meanwhile_and_nothing_else(tmp_path):
 
 def test_warnings_are_still_printed_where_nobody_set_up_logging(tmp_path):
     program = (
-        "import logging; from pathlib import Path; from loopwright.run.directory import "
-        "logging_to\n"
-        "with logging_to(Path('log.txt')) as logger:\n"
-        "    logger.info('quiet'); logging.getLogger('loopwright').warning('loud')"
+        "import logging; from pathlib import Path\n"
+        "from loopwright.run.directory import logging_to, run_logger\n"
+        "with logging_to(Path('log.txt')):\n"
+        "    run_logger.info('quiet'); logging.getLogger('loopwright').warning('loud')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path

@@ -66,7 +66,6 @@ def answer(
     body: bytes | str,
     *,
     kind: str = "application/json",
-    tagged: str | None = None,
 ) -> Response:
     """A response with an ETag: 304 where the client has it, compressed where the client takes that.
 
@@ -74,13 +73,11 @@ def answer(
         request: The request.
         body: What is sent.
         kind: The media type.
-        tagged: The part of the body that counts for the ETag; by default all of it.
     """
     from starlette.responses import Response
 
     data = body.encode() if isinstance(body, str) else body
-    tagged_data = data if tagged is None else tagged.encode()
-    tag = f'W/"{sha256(tagged_data).hexdigest()[:20]}"'
+    tag = f'W/"{sha256(data).hexdigest()[:20]}"'
     sent = {"Cache-Control": REVALIDATE, "ETag": tag, "Vary": "Accept-Encoding, Cookie"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=sent)

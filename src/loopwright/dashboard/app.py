@@ -7,8 +7,8 @@ import errno
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -176,18 +176,12 @@ def build_app(folder: RunsFolder, access: Access | None = None) -> Starlette:
         "/{path:path}": page,
     }
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        live.close()
-
     app = Starlette(
         routes=[
             Route("/api/live", live.stream),
             *(Route(path, answering(endpoint)) for path, endpoint in endpoints.items()),
         ],
         middleware=[Middleware(AccessGuard, access=access or Access())],
-        lifespan=lifespan,
     )
     app.state.live = live
     return app
@@ -275,7 +269,7 @@ class RunAnswers:
         """One run whole."""
         entry = self.folder.entry(request.path_params["run"])
         if entry.problem is not None:
-            return json_answer(request, detail.unreadable(entry))
+            raise Refusal(403, entry.problem)
         run = self.folder.run(entry.id)
         with open_metrics(run.path) as metrics:
             return json_answer(request, detail.describe(entry, run, metrics))

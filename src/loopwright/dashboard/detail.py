@@ -71,21 +71,6 @@ def describe(entry: RunEntry, run: Run, metrics: MetricsView) -> Json:
     return answer | {"problems": list(dict.fromkeys(found))}
 
 
-def unreadable(entry: RunEntry) -> Json:
-    """The answer about a run of which nothing can be read."""
-    return {
-        "summary": entry.summary,
-        "sentences": ["This run cannot be read.", *entry.summary["problems"]],
-        "path": str(entry.path),
-        "cursor": "",
-        **dict.fromkeys(("command", "config", "config_text", "data", "profile", "traceback")),
-        **{part: {} for part in ("manifest", "settings")},
-        **{part: [] for part in ("environment", "changes", "checkpoints", "events", "media")},
-        "log": EMPTY_LOG,
-        "problems": entry.summary["problems"],
-    }
-
-
 def as_media(item: MediaItem) -> Json:
     """A picture, histogram, text or table without its content."""
     place = {axis: getattr(item, axis) for axis in AXES}

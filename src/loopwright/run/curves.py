@@ -4,9 +4,10 @@ lost."""
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import chain
-from math import ceil, floor, inf, isfinite
+from math import isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,7 +87,9 @@ def step_curve(
         return _curve(name, "step", x, columns)
     first, last = _steps_between(file, key, x, bounds, first, last)
     columns = _read(file, key, first, last, points)
-    columns["x"] = _places(file, x, columns)
+    columns["x"] = columns["update"]
+    if x != "update" or np.isnan(columns["update"]).any():
+        columns["x"] = _places(file, x, (columns["first"] + columns["last"]) / 2)
     # a column of several values lies between the bounds, as far as it can
     is_kept = _is_within(columns["x"], bounds) | (columns["count"] > 1)
     return _curve(name, "step", x, _chosen(columns, is_kept))
@@ -265,11 +268,8 @@ def _mean(columns: CurveColumns) -> Array:
 # Axes
 
 
-def _places(file: File, axis: str, columns: CurveColumns) -> Array:
-    """The places of the middle of the steps of columns; NaN where they are not known."""
-    if axis == "update" and not np.isnan(columns["update"]).any():
-        return columns["update"]
-    steps = (columns["first"] + columns["last"]) / 2
+def _places(file: File, axis: str, steps: Array) -> Array:
+    """The places of steps along an axis of the clock; NaN where they are not known."""
     if axis == "step" or not len(steps):
         return steps
     if axis == "epoch" and len(ends := _epoch_ends(file)):
@@ -293,44 +293,22 @@ def _epoch_ends(file: File) -> Array:
 def _steps_between(
     file: File, key: object, axis: str, bounds: Bounds, first: int, last: int
 ) -> tuple[int, int]:
-    """The steps of a metric from first to last that lie between two places, and up to one more at
-    each end."""
+    """The first and the last step, among those of a metric, that lie between two places."""
+
+    def place(step: int) -> float:
+        if axis == "update":  # several steps may be of one update, which the values note themselves
+            query = (
+                'SELECT "update" FROM step_values WHERE name = ? AND step <= ? '
+                "ORDER BY step DESC LIMIT 1"
+            )
+            return float(file.execute(query, (key, step)).fetchone()[0])
+        return float(_places(file, axis, np.array([step]))[0])
+
     low, high = bounds
-    start = -inf if low is None else _step_at(file, key, axis, low, is_last=False)
-    end = inf if high is None else _step_at(file, key, axis, high, is_last=True)
-    return floor(min(max(start, first), last + 1)), ceil(max(min(end, last), first - 1))
-
-
-def _step_at(file: File, key: object, axis: str, place: float, *, is_last: bool) -> float:
-    """The step at a place, or between two steps; of several at one place the first, or the last."""
-    if axis == "step":
-        return place
-    if axis == "epoch" and len(ends := _epoch_ends(file)):
-        if is_last and place >= ends[-1, 1]:  # where all later steps are, too
-            return inf
-        return float(np.interp(place, ends[:, 1], ends[:, 0], left=-inf, right=inf))
-    below, above = ("<=", ">") if is_last else ("<", ">=")
-    query = (
-        f'SELECT max(step), "{axis}" FROM clock WHERE "{axis}" {below} ?1 UNION ALL '
-        f'SELECT min(step), "{axis}" FROM clock WHERE "{axis}" {above} ?1'
-    )
-    (low, start), (high, end) = file.execute(query, (place,)).fetchall()
-    if axis == "update":  # several steps may be of one update, which the values note themselves
-        found, fits = ("max", "<=") if is_last else ("min", ">=")
-        values = "step_values WHERE name = ? AND step BETWEEN ifnull(?, 0) AND ifnull(?, 1 << 62)"
-        query = f'SELECT {found}(step) FROM {values} AND "update" {fits} ?'
-        (step,) = file.execute(query, (key, low, high, place)).fetchone()
-        if step is not None:
-            return float(step)
-        nearest = low if is_last else high
-        return nearest if nearest is not None else (-inf if is_last else inf)
-    if low is not None and high is not None:
-        if axis == "epoch":  # that of the next log point
-            return float(low)
-        return float(low + (high - low) * (place - start) / (end - start))
-    if low is None and high is None:  # a file without a clock
-        return inf if is_last else -inf
-    return inf if high is None else -inf
+    steps = range(first, last + 1)
+    start = 0 if low is None else bisect_left(steps, low, key=place)
+    end = len(steps) if high is None else bisect_right(steps, high, key=place)
+    return first + start, first + end - 1
 
 
 # Values for a comparison

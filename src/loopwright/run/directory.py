@@ -307,9 +307,8 @@ run_logger = logging.getLogger("loopwright.run")
 
 
 @contextmanager
-def logging_to(path: Path) -> Iterator[logging.Logger]:
-    """Append all log records to a file inside the context; yields the logger for the run's own
-    lines.
+def logging_to(path: Path) -> Iterator[None]:
+    """Append all log records to a file inside the context.
 
     Warnings that a program without log handlers prints are still printed, except the run's own
     lines, which reach the user in other ways.
@@ -320,7 +319,7 @@ def logging_to(path: Path) -> Iterator[logging.Logger]:
     run_logger.setLevel(logging.INFO)
     detach = attach(handler)
     try:
-        yield run_logger
+        yield
     finally:
         detach()
         handler.close()

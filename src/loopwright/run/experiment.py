@@ -79,7 +79,6 @@ class ConfiguredRun(ABC):
         self.name: str = config.get("name") or Path(config.place("")[0]).stem
         self.trainer: Any = None
         self._has_trained = False
-        self._reader: tuple[str, Any] = ("", None)  # a checkpoint, and a trainer with its weights
 
     @classmethod
     def from_config(cls, config: Config, *, progress: Display = "auto") -> Self:
@@ -131,9 +130,8 @@ class ConfiguredRun(ABC):
         Returns:
             The metrics of all epochs and steps.
         """
-        if resume == "auto":
-            given = self.config.get("resume")
-            resume = "auto" if given is None else given
+        if resume == "auto" and self.config.get("resume") is not None:
+            resume = self.config.get("resume")
         if self.trainer is None or (self._has_trained and resume is False):
             self.build()
         trainer = self.trainer
@@ -172,8 +170,8 @@ class ConfiguredRun(ABC):
             return [move_to(output, torch.device("cpu")) for output in outputs]
 
     def ready(self, checkpoint: str | Path) -> Any:
-        """A trainer with the weights of the run, for use: the one that trained, or one that loads a
-        checkpoint."""
+        """A trainer with the weights of the run, for use: the one that trained, or a new one that
+        loads a checkpoint."""
         if self._has_trained and checkpoint == "newest":
             return self.trainer
         if self.run is None:
@@ -182,11 +180,9 @@ class ConfiguredRun(ABC):
                 "There is nothing to evaluate yet: call `train` first, or load an existing run "
                 "with Experiment.from_run(directory).",
             )
-        if self._reader[0] != str(checkpoint):
-            trainer = self._build()
-            load_for_use(trainer.engine, self.run, checkpoint)
-            self._reader = str(checkpoint), trainer
-        return self._reader[1]
+        trainer = self._build()
+        load_for_use(trainer.engine, self.run, checkpoint)
+        return trainer
 
     # The part of an interface
 
@@ -226,15 +222,14 @@ class ConfiguredRun(ABC):
 
     def _prepare(self, text: str, resume: bool | str | Path, accept: str | None) -> Destination:
         engine = self.trainer.engine
-        config = self.config
-        datasets = self.trainer.datasets
+        data = {str(key): describe_dataset(each) for key, each in self.trainer.datasets.items()}
         manifest = RunManifest.collect(
             device=str(engine.runtime.device),
             seed=self.seed,
-            seed_source="default" if "seed" not in config else "argument",
+            seed_source="argument" if "seed" in self.config else "default",
             name=self.name,
-            tags=as_tags(config.get("tags")),
-            data={str(key): describe_dataset(dataset) for key, dataset in datasets.items()},
+            tags=as_tags(self.config.get("tags")),
+            data=data,
         )
         destination = self._destination(manifest.id, resume, accept)
         if destination.remark is not None:
@@ -243,7 +238,7 @@ class ConfiguredRun(ABC):
             return destination
         run = RunDirectory.fresh(destination.path)
         with run.starting():
-            record_start(run, config.folder, text, manifest)
+            record_start(run, self.config.folder, text, manifest)
         run.unlock()
         return replace(destination, path=run.path)
 
@@ -259,15 +254,15 @@ class ConfiguredRun(ABC):
         if self.run is not None and is_any:
             return Destination(self.run, is_new=False)
         output = self.config.get("output_path")
-        home = (
-            Path(ROOT, self.name, run_id) if output is None else local_path(output, "output_path")
-        )
+        home = Path(ROOT, self.name, run_id)
+        if output is not None:
+            home = local_path(output, "output_path")
         if resume is False:
             return Destination(home, is_new=True)
         if not is_any:
             return _named(Path(str(resume)), home)
         remark = None
-        earlier = _runs_like(home) if output is not None else _runs_in(home.parent)
+        earlier = _runs_in(home.parent) if output is None else _runs_like(home)
         for run in map(Run, earlier):
             is_over = run.state in ("finished", "stopped")
             if run.state in ("running", "unreadable") or (is_over and output is None):
@@ -315,13 +310,13 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _runs_like(home: Path) -> list[Path]:
     """The run in a directory and the runs that were numbered beside it, newest first."""
-    numbers = {
-        path: path.name.removeprefix(f"{home.name}-")
-        for path in home.parent.glob(f"{home.name}-[0-9]*")
-    }
-    beside = [path for path, number in numbers.items() if number.isdecimal()]
-    beside.sort(key=lambda path: int(numbers[path]), reverse=True)
-    return [path for path in (*beside, home) if (path / "run.json").is_file()]
+    numbers = {home: 1}
+    for path in home.parent.glob(f"{home.name}-[0-9]*"):
+        number = path.name.removeprefix(f"{home.name}-")
+        if number.isdecimal():
+            numbers[path] = int(number)
+    newest_first = sorted(numbers, key=lambda path: numbers[path], reverse=True)
+    return [path for path in newest_first if (path / "run.json").is_file()]
 
 
 def _named(path: Path, home: Path) -> Destination:
@@ -344,10 +339,11 @@ def fixed_settings(config: Mapping[str, Any], changeable: Collection[str]) -> di
     """The scalars of a config under dotted keys, without the changeable keys: what makes it the
     run that it is."""
 
-    def is_changeable(key: str) -> bool:
-        return any(f"{key}.".startswith(f"{other}.") for other in changeable)
-
-    return {key: value for key, value in flatten(config).items() if not is_changeable(key)}
+    fixed = {}
+    for key, value in flatten(config).items():
+        if not any(f"{key}.".startswith(f"{other}.") for other in changeable):
+            fixed[key] = value
+    return fixed
 
 
 def config_text(config: Config, name: str) -> str:
@@ -355,9 +351,10 @@ def config_text(config: Config, name: str) -> str:
     beside it."""
     root = config.root
     entries = {key: child for key, child in root.value.items() if key != "modules"}
-    if entries.get("name") is None or entries["name"].value is None:
-        entries.pop("name", None)
-        entries = {"name": Node(name, root.file, None), **entries}
+    given = entries.pop("name", None)
+    if given is None or given.value is None:
+        given = Node(name, root.file, None)
+    entries = {"name": given, **entries}
     return Config(Node(entries, root.file, root.line), config.folder).to_yaml()
 
 
@@ -384,26 +381,23 @@ def own_modules(folder: Path) -> dict[Path, Path]:
 def copy_modules(folder: Path, destination: Path, *, is_new: bool = False) -> list[str]:
     """Copy the modules that were imported from a folder; the names of copies that were there and
     have changed. In a new run, an error where that would overwrite a file of the user's."""
-    changed = {}
+    changed: dict[Path, bytes] = {}
     for below, path in own_modules(folder).items():
         target = destination / below
-        if path != target.resolve() and not _has_content(target, path.read_bytes()):
-            changed[below] = target.is_file()
-    existing = [str(below) for below, exists in changed.items() if exists]
+        content = path.read_bytes()
+        if path != target.resolve() and not (target.is_file() and target.read_bytes() == content):
+            changed[target] = content
+    existing = [str(target.relative_to(destination)) for target in changed if target.is_file()]
     if is_new and existing:
         raise ConfigurationError(
             "module-overwritten",
             f"{destination / existing[0]} is not the file of the module {existing[0]} that belongs "
             "to this run, and it would be overwritten: choose another `output_path`.",
         )
-    for below in changed:
-        (destination / below).parent.mkdir(parents=True, exist_ok=True)
-        _write(destination / below, (folder / below).read_bytes())
+    for target, content in changed.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write(target, content)
     return existing
-
-
-def _has_content(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == content
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -458,10 +452,10 @@ class RunLog(Callback):
         self.record: Callable[[], list[str]] | None = None
 
     def on_train_start(self, trainer: Trainer) -> None:
-        record = self.record
-        self.record = None
-        for remark in record() if record is not None else ():
-            trainer.run.say(remark)
+        if self.record is not None:
+            for remark in self.record():
+                trainer.run.say(remark)
+            self.record = None
         logger.info("Training from %s, sample %d.", _where(trainer), trainer.progress.sample)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..text import counted, nearest
@@ -13,7 +13,7 @@ from .metrics_view import Columns
 from .reading import Run, newest_first
 
 
-class Runs(Sequence[Run]):
+class Runs(list[Run]):
     """Runs of a folder, the newest first, as `loopwright runs` lists them.
 
     `runs[0]` is the newest, `runs["first"]` the one with that name, id or folder, `runs[:3]` are
@@ -21,52 +21,50 @@ class Runs(Sequence[Run]):
     """
 
     def __init__(self, runs: Iterable[Run], root: str | os.PathLike[str]) -> None:
-        self._runs = list(runs)
+        super().__init__(runs)
         self.root = Path(root)
 
-    @overload
-    def __getitem__(self, which: int | str) -> Run: ...
-    @overload
-    def __getitem__(self, which: slice) -> Runs: ...
-    def __getitem__(self, which: int | str | slice) -> Run | Runs:
+    def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
-            return Runs(self._runs[which], self.root)
-        return self._named(which) if isinstance(which, str) else self._runs[which]
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs)
+            return Runs(super().__getitem__(which), self.root)
+        return self._named(which) if isinstance(which, str) else super().__getitem__(which)
 
     def __repr__(self) -> str:
-        listed = "".join(f"\n  {self._short(run)}: {run.state}" for run in self._runs[:20])
+        listed = "".join(f"\n  {self._short(run)}: {run.state}" for run in self[:20])
         more = f"\n  and {len(self) - 20} more" if len(self) > 20 else ""
         return f"{counted(len(self), 'run')} in {self.root}{listed}{more}"
 
     def table(self) -> Columns:
         """A row for each run: its name, state, best value, and everything it was given."""
-        rows = [self._row(run) for run in self._runs]
+        rows = [self._row(run) for run in self]
         names = dict.fromkeys(name for row in rows for name in row)
         return Columns({name: [row.get(name) for row in rows] for name in names})
 
     def _row(self, run: Run) -> dict[str, Any]:
         name = run.main_metric
         best = None if name is None else run.best_of(name)
-        row: dict[str, Any] = {
+        row = {
             "path": self._short(run),
             "name": run.name,
             "state": run.state,
             "started": run.started,
+            "seconds": run.seconds,
+            "epoch": run.progress.epoch,
+            "update": run.progress.update,
+            "metric": name,
+            "best": best and best.value,
+            "best_epoch": best and best.epoch,
         }
-        row |= {"seconds": run.seconds, "epoch": run.progress.epoch, "update": run.progress.update}
-        row |= {"metric": name, "best": best and best.value, "best_epoch": best and best.epoch}
         return row | {f"config.{key}": value for key, value in run.settings.items()}
 
     def _named(self, text: str) -> Run:
-        fitting = [
-            run for run in self._runs if text in (run.name, run.id, run.path.name, self._short(run))
-        ]
+        names = {}
+        fitting = []
+        for run in self:
+            own = (run.name, run.id, run.path.name, self._short(run))
+            names.update(dict.fromkeys(own))
+            if text in own:
+                fitting.append(run)
         if len(fitting) == 1:
             return fitting[0]
         if fitting:
@@ -74,14 +72,10 @@ class Runs(Sequence[Run]):
             raise KeyError(
                 f"{text!r} is the name of {len(fitting)} runs; choose one by its path: {paths}."
             )
-        known = [run.name for run in self._runs] + [self._short(run) for run in self._runs]
-        raise KeyError(f"There is no run {text!r} in {self.root}: {nearest(text, known)}")
+        raise KeyError(f"There is no run {text!r} in {self.root}: {nearest(text, list(names))}")
 
     def _short(self, run: Run) -> str:
-        try:
-            return str(run.path.relative_to(self.root.absolute()))
-        except ValueError:
-            return str(run.path)
+        return os.path.relpath(run.path, self.root)
 
 
 def runs(root: str | os.PathLike[str] = "runs") -> Runs:
