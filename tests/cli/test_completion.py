@@ -55,7 +55,7 @@ def test_bash_offers_the_commands(bash):
 
 def test_bash_offers_options_of_the_command_that_is_typed(bash):
     assert bash("diff", "a", "b", "--s") == ["--strict"]
-    assert bash("checkpoint", "show", "--t") == ["--tensors"]
+    assert bash("checkpoint", "show", "--j") == ["--json"]
     assert bash("show", "--t") == []
 
 

@@ -55,9 +55,9 @@ def show_command(options: argparse.Namespace) -> int:
         find_source(options.source, options.root, options.checkpoint)
     )
     if options.json:
-        print_json(_content_as_json(content, with_tensors=options.tensors))
+        print_json(_content_as_json(content))
     else:
-        _print_content(content, with_tensors=options.tensors)
+        _print_content(content)
     return OK if content.info.is_sound else FOUND
 
 
@@ -109,7 +109,7 @@ def _print_list(found: list[checkpoints.CheckpointInfo]) -> None:
             say(f"{info.name}: {problem}", RED)
 
 
-def _print_content(content: checkpoints.CheckpointContent, *, with_tensors: bool) -> None:
+def _print_content(content: checkpoints.CheckpointContent) -> None:
     info = content.info
     manifest = content.manifest
     say(
@@ -126,22 +126,10 @@ def _print_content(content: checkpoints.CheckpointContent, *, with_tensors: bool
         counts = [str(len(tensors)), values] if name in content.tensors else ["-", "-"]
         rows.append([name, size(record.size), *counts, models.get(name, "-"), record.sha256[:12]])
     print_table(["FILE", "SIZE", "TENSORS", "VALUES", "MODEL", "SHA256"], rows, right="123")
-    every = []
-    for file, tensors in content.tensors.items():
-        every += tensors
-        if with_tensors:
-            print()
-            rows = [[t.name, t.dtype, str(list(t.shape)), _bytes_text(t)] for t in tensors]
-            print_table([file, "DTYPE", "SHAPE", "BYTES"], rows, right="3")
-    if with_tensors:
-        print()
+    every = [tensor for tensors in content.tensors.values() for tensor in tensors]
     print(f"{len(every)} tensors, {size(sum(t.size for t in every))}; {size(info.size)} on disk")
     for problem in info.problems:
         say(problem, RED)
-
-
-def _bytes_text(tensor: Any) -> str:
-    return size(tensor.size) if tensor.tied_to is None else f"as {tensor.tied_to}"
 
 
 def _print_diff(diff: checkpoints.CheckpointDiff) -> None:
@@ -174,20 +162,14 @@ def _as_json(info: checkpoints.CheckpointInfo) -> dict[str, Any]:
     }
 
 
-def _content_as_json(
-    content: checkpoints.CheckpointContent, *, with_tensors: bool
-) -> dict[str, Any]:
+def _content_as_json(content: checkpoints.CheckpointContent) -> dict[str, Any]:
     manifest = content.manifest
     files = manifest.files.items()
-    tensors = {
-        file: [_fields(t, ("name", "dtype", "shape", "size", "tied_to")) for t in some]
-        for file, some in content.tensors.items()
-    }
-    table = {
+    tensors = content.tensors.items()
+    names = ("name", "dtype", "shape", "size", "tied_to")
+    return {
         **_as_json(content.info),
         **_fields(manifest, ("loopwright", "meta", "models")),
         "files": {name: _fields(record, ("size", "sha256")) for name, record in files},
-        "num_tensors": sum(map(len, tensors.values())),
-        "tensor_bytes": sum(t["size"] for some in tensors.values() for t in some),
+        "tensors": {file: [_fields(tensor, names) for tensor in some] for file, some in tensors},
     }
-    return table | ({"tensors": tensors} if with_tensors else {})

@@ -475,8 +475,7 @@ def _watch(parser: ArgumentParser) -> None:
     Shows the state, the progress, the time left and the curves of the metrics; a metric and its
     evaluation share a chart. It only reads files, so you can start and quit it at any time, also
     for a run that has ended or crashed. A column that covers several steps shows the range of
-    their values, so no spike is lost. q, Escape or Ctrl-C quits. Without a terminal, one picture
-    is printed.
+    their values, so no spike is lost. Ctrl-C quits. Without a terminal, one picture is printed.
 
     examples:
       loopwright watch
@@ -742,17 +741,16 @@ def _checkpoint_verify(parser: ArgumentParser) -> None:
 def _checkpoint_show(parser: ArgumentParser) -> None:
     """Show what a checkpoint contains.
 
-    Prints its metadata, files, models and, with --tensors, tensors.
+    Prints its metadata, files and models; --json has the tensors too.
     Exit code 1: a file is missing or damaged.
 
     examples:
       loopwright checkpoint show
-      loopwright checkpoint show digits --checkpoint newest --tensors
+      loopwright checkpoint show digits --checkpoint newest --json
     """
     add(parser, "source CHECKPOINT", f"{CHECKPOINT} (default: last)", nargs="?", default=LAST)
     add_root(parser)
     add_checkpoint(parser)
-    add(parser, "--tensors", "list every tensor with dtype, shape and size")
     add(parser, "--json", "print JSON")
 
 

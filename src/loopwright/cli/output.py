@@ -68,23 +68,15 @@ def say(text: str, style: str = "", *, keep: str = "") -> None:
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
     """Print aligned columns; the ones listed in `right` (by position, "0134") are right-aligned."""
-    for line in table_lines(header, rows, right=right):
-        print(line)
-
-
-def table_lines(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
-) -> Iterator[str]:
-    """The lines of a table whose columns are as wide as their widest cell."""
     table = [list(header), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for number, row in enumerate(table):
-        cells = [
-            cell.rjust(width) if str(place) in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = []
+        for place, cell in enumerate(row):
+            is_right = str(place) in right
+            cells.append(cell.rjust(widths[place]) if is_right else cell.ljust(widths[place]))
         line = "  ".join(cells).rstrip()
-        yield styled(line, BOLD) if number == 0 else line
+        print(styled(line, BOLD) if number == 0 else line)
 
 
 def print_json(value: Any) -> None:
@@ -141,12 +133,12 @@ def print_fitted(
             overflow="fold" if may_break else "ellipsis",
             min_width=8 if may_break else None,
         )
-    state = header.index("STATE") if "STATE" in header else -1
     for row in rows:
-        styles = [STYLES.get(cell, "") if place == state else "" for place, cell in enumerate(row)]
-        table.add_row(
-            *(Text(printable(cell), style=style) for cell, style in zip(row, styles, strict=True))
-        )
+        cells = []
+        for title, cell in zip(header, row, strict=True):
+            style = STYLES.get(cell, "") if title == "STATE" else ""
+            cells.append(Text(printable(cell), style=style))
+        table.add_row(*cells)
     Console(highlight=False).print(table)
 
 

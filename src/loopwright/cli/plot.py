@@ -42,7 +42,9 @@ def plot_command(options: argparse.Namespace) -> int:
     runs = {run.path: run for run in (find_run(name, options.root) for name in options.names)}
     names = {short_path(run, options.root): run for run in runs.values()}
     metrics = options.metric or main_metrics(list(names.values()))
-    groups = [[name] for name in options.metric] if options.metric else [metrics]
+    groups = [metrics]
+    if options.metric:
+        groups = [[name] for name in options.metric]
     panels = [collect(names, group, is_chosen=bool(options.metric)) for group in groups]
     for curves in panels:
         check_drawable(curves, is_log=options.log)
@@ -110,13 +112,15 @@ def curve_of(run: Run, name: str, points: int) -> MetricCurve:
 
 def check_drawable(curves: Curves, *, is_log: bool) -> None:
     """Refuse a panel that would be empty."""
-    values = [value for curve in curves.values() for value in curve.mean]
-    if not any(isfinite(value) and (value > 0 or not is_log) for value in values):
-        needs = "finite and above 0, as --log needs" if is_log else "finite"
-        name = next(iter(curves.values())).name
-        raise ConfigurationError(
-            "nothing-to-draw", f"There is nothing to draw: no value of {name} is {needs}."
-        )
+    for curve in curves.values():
+        for value in curve.mean:
+            if isfinite(value) and (value > 0 or not is_log):
+                return
+    needs = "finite and above 0, as --log needs" if is_log else "finite"
+    name = next(iter(curves.values())).name
+    raise ConfigurationError(
+        "nothing-to-draw", f"There is nothing to draw: no value of {name} is {needs}."
+    )
 
 
 # Pictures
@@ -192,10 +196,13 @@ class Canvas:
 
     def line(self, start: tuple[int, int], end: tuple[int, int], style: str) -> None:
         """Set the dots between two places; y goes down."""
-        steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
+        left, top = start
+        across = end[0] - left
+        down = end[1] - top
+        steps = max(abs(across), abs(down), 1)
         for at in range(steps + 1):
-            x = start[0] + round((end[0] - start[0]) * at / steps)
-            y = start[1] + round((end[1] - start[1]) * at / steps)
+            x = left + round(across * at / steps)
+            y = top + round(down * at / steps)
             cell = (y // 4, x // 2)
             self._bits[cell] = self._bits.get(cell, 0) | DOTS[y % 4][x % 2]
             self._styles[cell] = style
@@ -234,10 +241,10 @@ def chart_lines(
         _draw(canvas, across, down, style_of(number))
     lines = [title]
     for number in range(rows):
-        line = Text(f"{labels.get(number, ''):>{gutter}} ┤", style="dim")
-        drawn = Text()
-        canvas.add_row(number, drawn)
-        lines.append(Text.assemble(line, drawn))
+        line = Text()
+        line.append(f"{labels.get(number, ''):>{gutter}} ┤", style="dim")
+        canvas.add_row(number, line)
+        lines.append(line)
     left = f"{first:,.0f}"
     right = f"{last:,.0f}"
     space = max(canvas.columns - len(left) - len(right), 0)

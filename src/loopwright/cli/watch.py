@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import shutil
 import sys
-import termios
-import tty
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import monotonic
+from time import sleep
 
 from rich.console import Console
 from rich.live import Live
@@ -27,7 +22,6 @@ from .plot import chart_lines, curve_of, metric_groups, style_of
 from .selection import find_run
 
 HEIGHT = 8  # lines of a chart, at least
-LEAVING = frozenset(b"qQ\x03\x1b")
 PRINTED = 30  # lines of a picture that is printed
 
 
@@ -140,44 +134,16 @@ def _note(run: Run, curve: MetricCurve) -> str:
 
 
 def show_live(run: Run, options: argparse.Namespace) -> None:
-    """Draw every few seconds on a screen of its own, until a key or Ctrl-C ends it."""
+    """Draw every few seconds on a screen of its own, until Ctrl-C ends it."""
     console = Console(highlight=False)
     try:
-        with _keys() as is_over, Live(console=console, screen=True, auto_refresh=False) as live:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 size = console.size
                 height = size.height - 1
                 lines = screen_lines(Run(run.path), options, size.width, height)[:height]
-                hint = Text("q to quit", style="dim")
+                hint = Text("Ctrl-C quits", style="dim")
                 live.update(Text("\n").join([*lines, hint]), refresh=True)
-                if is_over(options.interval):
-                    return
+                sleep(options.interval)
     except KeyboardInterrupt:
         return
-
-
-@contextmanager
-def _keys() -> Iterator[Callable[[float], bool]]:
-    """Context with a function that waits, and returns whether a key was pressed that leaves."""
-    descriptor = sys.stdin.fileno()
-
-    def is_left(seconds: float) -> bool:
-        """Read keys for some seconds; a closed terminal leaves too."""
-        end = monotonic() + seconds
-        while (left := end - monotonic()) > 0:
-            ready, _, _ = select.select([descriptor] if is_terminal else [], [], [], left)
-            if ready:
-                pressed = os.read(descriptor, 64)
-                if not pressed or LEAVING.intersection(pressed[:1]):
-                    return True
-        return False
-
-    is_terminal = sys.stdin.isatty()  # otherwise only Ctrl-C leaves
-    before = termios.tcgetattr(descriptor) if is_terminal else None
-    try:
-        if is_terminal:
-            tty.setcbreak(descriptor)
-        yield is_left
-    finally:
-        if before is not None:
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
