@@ -123,9 +123,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "find_learning_rate": lambda folder: find_learning_rate(
         DrawingEverywhere(), num_updates=3, batch_size=4
     ),
-    "find_batch_size": lambda folder: find_batch_size(
-        DrawingEverywhere(), DATA, num_updates=1, max_size=4
-    ),
+    "find_batch_size": lambda folder: find_batch_size(DrawingEverywhere(), DATA, max_size=4),
     "check_resume": lambda folder: check_resume(DrawingEverywhere, DATA, batch_size=4),
     "save and load": lambda folder: save_and_load(DrawingEverywhere(), folder),
 }
