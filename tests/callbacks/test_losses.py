@@ -102,11 +102,11 @@ def test_other_metrics_of_the_steps_have_running_means_too(points):
         build_net(),
         torch.optim.SGD,
         torch.nn.functional.cross_entropy,
-        callbacks=[OnlineLoss(prefix="mean")],
+        callbacks=[OnlineLoss()],
         progress="silent",
     )
     history = trainer.train(points, 1, batch_size=8)
-    assert history.last("mean_second") == pytest.approx(2 * history.last("mean_first"))
+    assert history.last("online_second") == pytest.approx(2 * history.last("online_first"))
 
 
 def test_losses_do_not_pile_up_without_end(points):

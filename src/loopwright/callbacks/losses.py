@@ -33,7 +33,6 @@ class OfflineLoss(Periodic):
         every_n_updates: Evaluate after every n-th update.
         every_n_samples: Evaluate after the update that completes n more samples.
         batch_size: Samples per batch, for a data set; a loader has its own batch size.
-        prefix: The beginning of the metrics' names, if it is to be another than the key.
         datasets: Data by name, beside `trainer.datasets`.
 
     >>> import torch, loopwright
@@ -54,24 +53,22 @@ class OfflineLoss(Periodic):
         dataset_key: str = "eval",
         *,
         batch_size: int | None = None,
-        prefix: str | None = None,
         datasets: Mapping[str, Any] | None = None,
         **every: Unpack[Every],
     ) -> None:
         super().__init__(**every)
         self.dataset_key = dataset_key
         self.batch_size = batch_size
-        self.prefix = prefix or dataset_key
         self.datasets = datasets
         self._stream: Stream | None = None
         self._position: dict[str, Any] | None = None
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         measured = trainer.evaluate(self._open(trainer))
-        return {f"{self.prefix}_{name}": value for name, value in measured.items()}
+        return {f"{self.dataset_key}_{name}": value for name, value in measured.items()}
 
     def eval_streams(self, trainer: Trainer) -> Mapping[str, Stream]:
-        return {self.prefix: self._open(trainer)}
+        return {self.dataset_key: self._open(trainer)}
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
@@ -96,7 +93,7 @@ class OfflineLoss(Periodic):
 
     def _open(self, trainer: Trainer) -> Stream:
         if self.dataset_key != "train":
-            trainer.run.metrics.directions.eval_keys.add(self.prefix)
+            trainer.run.metrics.directions.eval_keys.add(self.dataset_key)
         if self._stream is None:
             data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
             if data is None:
@@ -146,7 +143,6 @@ class OnlineLoss(Periodic):
         every_n_epochs: Log after every n-th epoch.
         every_n_updates: Log after every n-th update.
         every_n_samples: Log after the update that completes n more samples.
-        prefix: The beginning of the metrics' names.
 
     >>> import torch, loopwright
     >>> from loopwright.callbacks import OnlineLoss
@@ -161,17 +157,15 @@ class OnlineLoss(Periodic):
     True
     """
 
-    def __init__(self, *, prefix: str = "online", **every: Unpack[Every]) -> None:
+    def __init__(self, **every: Unpack[Every]) -> None:
         super().__init__(**every)
-        self.prefix = prefix
         self._meter = Meter()
         self._runtime: Runtime | None = None
         self._loaded: list[Mapping[str, Any]] = []
 
     def metric_names(self, known: set[str]) -> set[str]:
-        return {f"{self.prefix}_loss"} | {
-            f"{self.prefix}_{name}" for name in known if not name.startswith("eval_")
-        }
+        names = {name for name in known if not name.startswith("eval_")}
+        return {f"online_{name}" for name in {"loss", *names}}
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
@@ -194,7 +188,7 @@ class OnlineLoss(Periodic):
         # metrics go on measuring the epoch
         means = self._meter.compute(trainer.runtime.sum_table, is_final=False)
         self._meter = Meter(ignores_nonfinite=trainer.run.skips_nonfinite)
-        return {f"{self.prefix}_{name}": value for name, value in means.items()}
+        return {f"online_{name}": value for name, value in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
         self._meter.flush()

@@ -121,13 +121,10 @@ def extent_of(trainer: Trainer) -> Extent:
     epochs = min(lengths, default=None)
 
     def whole(unit: str) -> float | None:
-        if epochs is None:
-            return amounts.get(unit)
-        amount = amounts.get(unit)
-        length = epochs * per_epoch[unit] if per_epoch[unit] else None
-        if amount is None or length is None:
-            return amount if length is None else length
-        return min(amount, length)
+        known: list[float] = [amounts[unit]] if unit in amounts else []
+        if epochs is not None and per_epoch[unit]:
+            known.append(epochs * per_epoch[unit])
+        return min(known, default=None)
 
     return Extent(whole("epoch"), whole("update"), whole("sample"))
 
