@@ -9,9 +9,7 @@ from torch import nn
 
 from ..callback import Callback
 from ..errors import ConfigurationError, check_number
-from ..optim.groups import BATCH_NORMS as BATCH_NORMS
-from ..optim.groups import FoundParts, find_parts, label_of
-from ..optim.groups import param_groups as param_groups
+from ..optim.groups import FoundParts, find_parts
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -45,11 +43,6 @@ class Freeze(Callback):
         norm_in_eval: bool = True,
     ) -> None:
         self.parts = (*([parts] if isinstance(parts, (str, nn.Module)) else parts), *more)
-        if not self.parts:
-            raise ConfigurationError(
-                "nothing-to-freeze",
-                "Freeze() has nothing to freeze: pass modules, names or patterns.",
-            )
         if until_epoch is not None:
             check_number("Freeze(until_epoch", until_epoch, least=0, of="epochs", otherwise="None")
         self.until_epoch = until_epoch
@@ -62,12 +55,6 @@ class Freeze(Callback):
         if self.until_epoch is not None:
             self._check_held(trainer)
         self._apply(trainer)
-        if not any(True for _ in trainer.parameters()):
-            raise ConfigurationError(
-                "all-frozen",
-                f"Freeze({', '.join(map(label_of, self.parts))}) leaves nothing to train: name "
-                "fewer parts.",
-            )
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         """Apply again in every epoch, since `model.train()` in user code puts batch norms back into

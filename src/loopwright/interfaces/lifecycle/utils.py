@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..._torch_compat.compiling import uncompiled
 from ...callbacks.ema import averaged_parameters, move_averages, paired_groups
-from ...callbacks.freezing import BATCH_NORMS
 from ...errors import check_number
+from ...optim.groups import BATCH_NORMS
 
 if TYPE_CHECKING:
     from .trainer import Trainer
