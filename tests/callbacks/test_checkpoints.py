@@ -43,12 +43,6 @@ class Epochs(Callback):
         self.models.append(deepcopy(trainer.model))
 
 
-def test_the_last_few_resume_points_are_kept(tmp_path, points):
-    callback = Checkpoints(every_updates=2, every_epochs=None, keep=3)
-    train(build_trainer([callback], run_dir=tmp_path), points, num_epochs=2)
-    assert saved(tmp_path) == ["update-00000006", "update-00000008", "update-00000010"]
-
-
 class Clock:
     """Time as these tests want it: it stands still but for what is added."""
 

@@ -73,23 +73,6 @@ def test_the_loss_decides_which_output_of_a_binary_classifier_means_yes(loss, ye
     )
 
 
-def test_torchmetrics_objects_and_functions_stand_side_by_side():
-    from torchmetrics.classification import MulticlassF1Score
-
-    f1 = MulticlassF1Score(3)
-    trainer = build(
-        metrics={"accuracy": "accuracy", "f1": f1, "second": lambda o, t: o.argsort(1)[:, 1] == t}
-    )
-    measured = trainer.evaluate((INPUTS, CLASSES), batch_size=8)
-    with torch.no_grad():
-        outputs = trainer.model(INPUTS)
-    assert measured["f1"] == pytest.approx(MulticlassF1Score(3)(outputs, CLASSES).item())
-    assert measured["second"] == pytest.approx(
-        (outputs.argsort(1)[:, 1] == CLASSES).float().mean().item()
-    )
-    assert set(measured) == {"loss", "accuracy", "f1", "second"}
-
-
 def evaluate_all(rank: int) -> dict[str, float]:
     """The fifth batch of 9 has one sample, which only one of the processes gets."""
     trainer = build(

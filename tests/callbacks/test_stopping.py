@@ -10,7 +10,6 @@ import pytest
 from loopwright import Callback, Trainer
 from loopwright.callbacks import EarlyStopping, FixedEarlyStopping, OfflineLoss
 
-from ..mistakes import raises
 from .runs import Logged, assert_same_after_crash, build_trainer, train
 
 
@@ -110,12 +109,6 @@ def test_a_run_stops_at_a_fixed_point(points, point, update):
             (next(iter(point)).removeprefix("stop_at_"), next(iter(point.values())))
         )
     )
-
-
-@pytest.mark.parametrize("wrong", [{}, {"stop_at_epoch": 1, "stop_at_update": 2}])
-def test_a_fixed_point_is_said_exactly_once(wrong):
-    with raises("one-point-to-stop"):
-        FixedEarlyStopping(**wrong)
 
 
 def test_less_than_min_delta_is_no_improvement(points):

@@ -40,8 +40,3 @@ def test_limits_count_from_the_beginning_of_a_call():
     progress.next_call()
     assert Limits(1, 3, 7, 2.5).from_call(progress) == Limits(3, 13, 87, 7.5)
     assert Limits().from_call(progress) == Limits()
-
-
-def test_samples_left_are_those_up_to_the_limit():
-    assert Limits(samples=10).samples_left(Progress(sample=4)) == 6
-    assert Limits().samples_left(Progress()) is None

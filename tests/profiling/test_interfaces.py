@@ -22,13 +22,6 @@ from loopwright.callbacks import (
 from loopwright.interfaces import adversarial, lifecycle, modular, simple
 from loopwright.profiling.instrument import part_of
 
-from ..interfaces.configured.parts import (
-    PROPERTIES,
-    CustomTrainer,
-    CustomTrainerConfig,
-    Net,
-    Points,
-)
 from .hand_clock import HandClock, SlowData, slow_trainer
 
 cross_entropy = nn.functional.cross_entropy
@@ -182,24 +175,6 @@ def test_adversarial_around_epochs_that_are_calls_of_their_own(tmp_path, monkeyp
     assert same(weights, run()[1])
     check(profile.report, 8, more={"logging"})
     assert (trainer.experiment_dir / "profile.json").is_file()
-
-
-def test_configured_the_callback_gets_the_trainer_of_the_interface():
-    def run(*callbacks):
-        torch.manual_seed(1)
-        model = Net()
-        config = CustomTrainerConfig(
-            max_epochs=2, effective_batch_size=16, callbacks=[*callbacks], **PROPERTIES
-        )
-        trainer = CustomTrainer(
-            config, model=model, datasets={"train": Points()}, progress="silent"
-        )
-        trainer.train()
-        return list(model.parameters())
-
-    profile = Profile(warmup=0)
-    assert same(run(profile), run())
-    check(profile.report, 8)
 
 
 def test_what_ships_counts_as_what_it_does_and_subclasses_as_their_class():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 import torch
 from torch import nn
 
@@ -106,41 +105,6 @@ def test_a_step_by_hand_in_plain_torch_is_divided_too(clock):
         "backward": 40,
         "optimizer": 60,
     }
-
-
-# Real work, and what is said of it
-
-
-MILLISECOND = 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("takes", "said"),
-    [
-        ({"data": 4}, "75 % of the time is waiting for data: "),
-        ({"on_update_end": 4}, "50 % of the time is callbacks, most of it SlowCallback: "),
-        ({"evaluation": 4}, "65 % of the time is evaluation, most of it data: "),
-        ({}, "Healthy: 100 % of the time is forward, backward and optimizer."),
-    ],
-    ids=["data", "callback", "evaluation", "healthy"],
-)
-def test_a_run_gets_the_verdict_of_what_takes_its_time(clock, takes, said):
-    profile, event = Profile(warmup=1), takes.get("on_update_end", 0) * MILLISECOND
-    trainer = slow_trainer(
-        clock,
-        forward=MILLISECOND,
-        backward=2 * MILLISECOND,
-        step=MILLISECOND,
-        callbacks=[profile, SlowCallback(clock, on_update_end=event)],
-    )
-    data = SlowData(clock, takes.get("data", 0) * MILLISECOND)
-    eval_data = (
-        SlowData(clock, takes["evaluation"] * MILLISECOND, length=6)
-        if "evaluation" in takes
-        else None
-    )
-    trainer.train(data, 2, eval_data, batch_size=3)
-    assert profile.report.verdict.startswith(said)
 
 
 # Several processes

@@ -73,24 +73,6 @@ def test_a_failed_run_has_a_profile_too_and_prints_none(tmp_path, points, capsys
     assert "Where the time went" not in capsys.readouterr().out
 
 
-def test_the_table_is_printed_unless_the_trainer_is_silent(points, capsys):
-    def printed(progress):
-        Trainer(
-            build_net(), sgd, cross_entropy, callbacks=Profile(warmup=0), progress=progress
-        ).train(points)
-        return capsys.readouterr().out
-
-    assert printed("silent") == ""
-    lines = printed("lines").splitlines()
-    start = next(
-        number
-        for number, line in enumerate(lines)
-        if line.startswith("Where the time went: 2 steps in ")
-    )
-    assert lines[start + 1].split() == ["part", "share", "total", "per", "step"]
-    assert any(line.split()[:2] == ["all", "100.0"] for line in lines[start:])
-
-
 def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points):
     trainer = Trainer(
         build_net(), sgd, cross_entropy, callbacks=[Profile(), Profile()], progress="silent"
