@@ -58,6 +58,13 @@ def test_sums_are_divided_by_what_they_counted(steps):
     assert loss == summed / counted if counted else math.isnan(loss)
 
 
+def test_a_metric_of_many_numbers_is_refused_by_name():
+    meter = Meter()
+    meter.add(StepResult(None, 2, {"per_class": torch.zeros(3)}))
+    with raises("step-metric"):
+        meter.flush()
+
+
 def test_what_is_logged_belongs_to_the_phase():
     meter = Meter()
     meter.log({"lr": 0.1, "norm": torch.tensor(2.0)})
