@@ -66,15 +66,6 @@ def test_histories_are_given_out_only_when_asked_for():
     assert (history.losses, history.weights) == ([10.0, 20.0], [10.0, 10.0])
 
 
-def test_without_logging_only_the_last_value_is_kept(tmp_path: Path):
-    losses = manager(tmp_path, enable_logging=False)
-    for factor in (1, 2):
-        losses.compute_loss_xy("L1", ones * factor, zeros)
-        losses.update_loss_log()
-    assert losses.get_registered_losses(strip=False)["L1"].history.losses == [20.0]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_state_brings_back_what_was_kept_and_where_the_log_ended(tmp_path: Path):
     losses = manager(tmp_path)
     losses.compute_loss_xy("L1", ones, zeros)

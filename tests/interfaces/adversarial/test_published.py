@@ -125,19 +125,6 @@ def test_every_key_of_the_published_configs_is_accepted(data: Path, tmp_path: Pa
     assert load_config(trainer.experiment_dir / "train1_config.json") == trainer.config
 
 
-def test_keys_without_an_effect_are_named(caplog: pytest.LogCaptureFixture, tmp_path: Path):
-    common = {"device": "cpu", "output_directory": str(tmp_path)}
-    first = Trainer({"common": common})
-    Trainer(first.experiment_dir / "train1_config.json", quicksetup=False)
-    assert caplog.text == ""  # none was set
-    Trainer(
-        {"common": common | {"cudnn": {"benchmark": True}}}
-        | {"visualizer": {"visdom": {"port": 1}}}
-    )
-    (record,) = caplog.records
-    assert "without an effect: common.cudnn, visualizer.visdom.port" in record.getMessage()
-
-
 SIGNATURES = """
 Trainer config quicksetup log_losses
 Trainer.train_paired epoch on_epoch_start train_step on_epoch_end multithreaded callback_kwargs
@@ -160,7 +147,7 @@ LossManager.print_losses epoch iter precision
 LossManager.update_loss_log silent
 Tester config experiment_dir dataroot load_epoch
 Tester.run_test image_count silent
-ONNXConverter experiment_dir config load_epoch in_channels crop_size device
+ONNXConverter experiment_dir config load_epoch
 ONNXConverter.convert_model export_params opset_version do_constant_folding input_names output_names
 ConfigManager input_config
 Scheduler schedule
@@ -264,19 +251,3 @@ def test_colours_of_input_and_target_change_alike():
     changed = change(torch.cat([image, image]))
     assert torch.equal(changed[:3], changed[3:])
     assert not torch.allclose(changed[:3], image, atol=0.05)
-
-
-def test_curves_of_ones_own_are_shown_beside_the_losses(data: Path, tmp_path: Path):
-    config = tiny(data, tmp_path, visualizer={"visdom": {"enable": True, "update_frequency": 100}})
-    trainer = Pix2pixTrainer(config)
-
-    def step(x: Any, y: Any, idx: int) -> None:
-        trainer.train_step(x, y, idx)
-        trainer.vis.update_loss_graphs(1 + idx / 3, {"mine": float(idx)}, {})
-
-    trainer.train_paired(0, train_step=step)
-    curves = json.loads((trainer.experiment_dir / "live" / "losses.json").read_text())
-    assert curves["mine"] == [[1.0, 0.0], [1 + 1 / 3, 1.0], [1 + 2 / 3, 2.0]]
-    assert len(curves["G_L1"]) == 1
-    trainer.vis.clear_env()
-    assert trainer.vis.points == {}

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-
 from loopwright import Callback
 from loopwright.callback import hook_names
 from loopwright.callbacks import (
-    EMA,
-    BestCheckpoint,
-    Checkpoints,
     EarlyStopping,
-    NonFiniteGuard,
     OfflineLoss,
-    OnlineLoss,
-    Rewind,
 )
-from loopwright.checkpoint import load_weights
 from loopwright.run import RunDirectory
 
 from ...loops import assert_same_model
-from .parts import CustomTrainer, Points, build_trainer
+from .parts import CustomTrainer, build_trainer
 
 
 class Mine(CustomTrainer):
@@ -111,58 +101,3 @@ def test_all_that_callbacks_use_is_there(tmp_path):
     again = build_trainer(Mine, max_epochs=3, run_dir=tmp_path / "other")
     again.load(using.path)
     assert_same_model(again.model, trainer.model)
-
-
-def derived(kind):
-    """A subclass as a user writes it: each event that it has, with `super()`, and something of the
-    trainer's own."""
-    body = {}
-    for event in hook_names(Callback):
-        if getattr(kind, event) is not getattr(Callback, event):
-
-            def hook(self, trainer, *args, event=event):
-                assert type(trainer) is Plain
-                assert trainer.temperature == 0.5
-                getattr(super(made, self), event)(trainer, *args)
-
-            body[event] = hook
-    made = type(f"My{kind.__name__}", (kind,), body)
-    return made
-
-
-class Plain(CustomTrainer):
-    temperature = 0.5
-
-
-SHIPPED = [
-    (OfflineLoss, {"dataset_key": "test", "every_n_updates": 3}),
-    (OnlineLoss, {"every_n_updates": 2}),
-    (EMA, {"decay": 0.9}),
-    (EarlyStopping, {"metric": "loss", "patience": 1}),
-    (Checkpoints, {"every_updates": 1, "asynchronous": False}),
-    (BestCheckpoint, {"metric": "loss"}),
-    (NonFiniteGuard, {}),
-    (Rewind, {}),
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), SHIPPED, ids=lambda value: getattr(value, "__name__", "")
-)
-def test_subclasses_of_callbacks_that_ship_do_the_same_with_the_users_trainer(
-    tmp_path, kind, options
-):
-    histories, models = [], []
-    for number, made in enumerate((kind, derived(kind))):
-        data = {"train": Points(24), "test": Points(8, seed=1)}
-        run_dir = tmp_path / str(number)
-        trainer = build_trainer(
-            Plain, max_epochs=2, callbacks=[made(**options)], datasets=data, run_dir=run_dir
-        )
-        trainer.train()
-        histories.append([dict(row) for row in trainer.history.epochs])
-        models.append(trainer.model)
-        newest = max((run_dir / "checkpoints").iterdir())
-        assert torch.equal(load_weights(newest)["layers.0.weight"], trainer.model.layers[0].weight)
-    assert histories[0] == histories[1]
-    assert_same_model(*models)

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from torch import nn
 
 from loopwright import Callback, NonFiniteLossError
-from loopwright.errors import Interrupted
 from loopwright.interfaces.configured import BaseTrainer, BaseTrainerConfig
 
 from .parts import PROPERTIES, CustomTrainer, Net, Points, Seen, build_trainer
@@ -84,15 +83,6 @@ class PressCtrlC(Callback):
     def on_train_step_start(self, trainer, batch):
         if trainer.progress.update == 3:
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_ctrl_c_saves_after_the_update(tmp_path):
-    trainer = build_trainer(callbacks=[PressCtrlC()], run_dir=tmp_path / "run")
-    with pytest.raises(Interrupted):
-        trainer.train()
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
-        "update-00000004"
-    ]
 
 
 def test_ctrl_c_ends_at_once_where_nothing_is_to_be_saved(tmp_path):

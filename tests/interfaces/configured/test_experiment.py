@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from loopwright import Callback
-from loopwright.checkpoint import list_checkpoints
 from loopwright.config import ConfigError, load_config
 from loopwright.interfaces.configured import Experiment
 
@@ -52,28 +51,6 @@ def test_evaluation_callbacks_run_once_on_a_finished_run(project):
     assert set(measured) == {"test_loss", "test_mse", "test_mae"}
     assert measured == run.evaluate()
     assert measured["test_loss"] == later.evaluate("test")["loss"]
-
-
-def test_the_best_model_of_a_run_can_be_evaluated(project):
-    run = experiment(
-        "+trainer.callbacks.1.kind=BestCheckpoint",
-        "+trainer.callbacks.1.metric=test_loss",
-        "+trainer.callbacks.1.every_n_updates=10",
-        "trainer.max_updates=31",
-    )
-    run.train()
-    [kept] = [info for info in list_checkpoints(run.run) if info.kind == "kept"]
-    later = Experiment.from_run(run.run, progress="silent")
-    assert later.evaluate(checkpoint="best")["test_loss"] == kept.metric[1]
-    assert later.evaluate(checkpoint="newest") == run.evaluate()
-
-
-def test_predictions_come_batch_by_batch(project):
-    run = experiment("trainer.max_updates=2")
-    run.train()
-    outputs = Experiment.from_run(run.run, progress="silent").predict("test")
-    assert [len(output) for output in outputs] == [8, 8, 8, 8]
-    assert torch.equal(torch.cat(outputs), run.trainer.predict("test"))
 
 
 # What a run file can say

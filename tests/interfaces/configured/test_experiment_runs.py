@@ -3,9 +3,7 @@ overwritten."""
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -20,7 +18,6 @@ from loopwright.run import RunManifest
 
 from ...forked import call_forked
 from ...loops import assert_same_model
-from ...runs import KillAt, Killed
 from .experiments import experiment, rows, train_by_hand
 
 
@@ -54,15 +51,6 @@ def test_the_resolved_config_is_a_config_that_runs(project):
     assert (written["model"]["width"], written["trainer"]["max_updates"]) == (9, 5)
 
 
-def test_a_file_of_the_user_s_is_not_written_over_by_a_module(project):
-    (project / "results").mkdir()
-    (project / "results" / "mine.py").write_text("# a thesis")
-    with pytest.raises(ConfigurationError, match=r"mine\.py is not the file"):
-        experiment("output_path=results", "trainer.max_updates=2").train()
-    assert (project / "results" / "mine.py").read_text() == "# a thesis"
-    assert not (project / "results" / "run.json").exists()
-
-
 def test_a_second_run_never_overwrites_a_first(project):
     first = experiment("trainer.max_updates=3")
     first.train()
@@ -77,22 +65,6 @@ def test_a_second_run_never_overwrites_a_first(project):
     third.train()
     assert [run.run.name for run in (first, second, third)] == ["out", "out-2", "out-3"]
     assert {path: path.read_bytes() for path in before} == before
-
-
-@pytest.mark.parametrize("place", [["~output_path"], []])
-def test_an_unfinished_run_is_continued_exactly(project, place):
-    straight = experiment("output_path=straight")
-    straight.train()
-    killed = experiment(*place)
-    killed.build()
-    killed.trainer.engine.add_callback(KillAt(21))
-    with pytest.raises(Killed):
-        killed.train()
-    resumed = experiment(*place)
-    resumed.train()
-    assert resumed.run == killed.run
-    assert_same_model(resumed.trainer.model, straight.trainer.model)
-    assert rows(resumed.run) == rows(straight.run)
 
 
 def test_a_run_goes_on_from_another_runs_checkpoint_in_a_directory_of_its_own(project):
@@ -119,45 +91,6 @@ def test_other_data_in_a_continued_run_is_refused_and_other_code_is_mentioned(pr
     again.train(changes="accept")
     said = capsys.readouterr().out
     assert "code has changed since the run began: mine.py" in said
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
-def test_uncommitted_changes_are_kept_with_the_run(project, monkeypatch):
-    monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_DIFF", 300.0)
-
-    def git(*arguments):
-        identity = {
-            f"GIT_{who}_{what}": "a@b"
-            for who in ("AUTHOR", "COMMITTER")
-            for what in ("NAME", "EMAIL")
-        }
-        subprocess.run(
-            ["git", *arguments], check=True, capture_output=True, env=os.environ | identity
-        )
-
-    git("init")
-    git("add", "mine.py", "run.yaml")
-    git("commit", "-m", "one")
-    with open("mine.py", "a") as file:
-        file.write("# changed\n")
-    (project / "new.txt").write_text("new")
-    run = experiment("trainer.max_updates=1")
-    run.train()
-    diff = (run.run / "code.diff").read_text()
-    assert "+# changed" in diff
-    assert "# not under version control: new.txt" in diff
-
-
-def test_a_run_that_failed_before_its_first_step_says_so_too(project):
-    run = experiment(
-        "+trainer.callbacks.1.kind=EarlyStopping", "+trainer.callbacks.1.metric=absent_loss"
-    )
-    with pytest.raises(ConfigurationError, match="absent_loss"):
-        run.train()
-    manifest = RunManifest.read(run.run / "run.json")
-    assert manifest.state == "failed"
-    assert "absent_loss" in manifest.reason
-    assert "Failed before the first step" in (run.run / "log.txt").read_text()
 
 
 class Kill(Callback):

@@ -269,7 +269,6 @@ FILES = {
     "a module that is not beside the file": (["model.kind=nowhere.Net"], "nowhere"),
     "a `kind` of the wrong kind": (["trainer.kind=mine.Net"], "is not a .*BaseTrainer"),
     "`optimizer: {kind: Adamm}`": (["model.optimizer.kind=Adamm"], "did you mean Adam"),
-    "`dataset_key: tset`": (["trainer.callbacks.0.dataset_key=tset"], r"did you mean test\?"),
     "`effective_batch_size: 0`": (["trainer.effective_batch_size=0"], "greater than or equal to 1"),
     "an optimizer in `model` and at the top": (
         ["++optimizer={kind: SGD, lr: 0.1}"],

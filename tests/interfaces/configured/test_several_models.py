@@ -91,13 +91,6 @@ def test_it_is_continued_exactly_and_evaluated_from_its_directory(project):
     assert torch.equal(outputs, by_hand()[0](gan.Pairs(seed=1).z).detach())
 
 
-def test_an_override_reaches_the_optimizer_of_one_model(project):
-    run = experiment("model.generator.optimizer.lr=0.5", "trainer.max_updates=3")
-    run.train()
-    assert_same_model(run.trainer.generator, by_hand(3, lr=0.5)[0])
-    assert run.trainer.optimizers["discriminator"].param_groups[0]["lr"] == 0.1
-
-
 def test_check_says_what_is_not_evaluated_and_predicted(project, capsys):
     (project / "run.yaml").write_text(
         RUN.replace("mine.Gan", "mine.Bare").partition(",\n          callbacks")[0] + "}\n"

@@ -156,15 +156,3 @@ def test_two_loggers_of_one_key_leave_the_last_value():
     assert history.epochs[0]["shared"] == 2.0
     assert history.epochs[0]["shared_too"] == 2.0
     assert history.epochs[0]["mse"] == 2.0
-
-
-def test_evaluation_gives_the_losses_over_every_sample_in_eval_mode():
-    trainer = build_trainer()
-    metrics = trainer.evaluate("test")
-    data = Points(32, seed=1)
-    trainer.model.eval()
-    error = (trainer.model(**data.rows(torch.arange(32))) - data.labels).detach()
-    assert metrics["mse"] == pytest.approx((error**2).mean().item())
-    assert metrics["loss"] == pytest.approx(
-        (error**2).mean().item() + 0.5 * error.abs().mean().item()
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from loopwright.callbacks import EMA
 from loopwright.interfaces.modular import Callback, DreamTrainer, DreamTrainerConfig
 
 from ...loops import build_net
-from ...mistakes import raises
 from .programs import Config, MyTrainer, OwnFiles, OwnLoop, assert_same, build_data, by_hand
 
 
@@ -170,23 +168,3 @@ def test_compile_model_compiles_and_keeps_the_names() -> None:
         assert list(raw.state_dict()) == list(build_net().state_dict())
         assert (raw._compiled_call_impl is None) is by_user  # not a second time
         assert_same(raw, by_hand(build_net(), epochs=1))
-
-
-def test_validation_data_without_a_validation_step_is_refused_before_training() -> None:
-    class NoValidation(MyTrainer):
-        validation_step = DreamTrainer.validation_step
-
-    trainer = NoValidation(Config())
-    with raises("no-validation-step"):
-        trainer.fit()
-    assert trainer.global_step == 0
-
-
-def test_a_config_takes_keywords_only_and_fields_of_a_subclass() -> None:
-    @dataclass
-    class Mine(DreamTrainerConfig):
-        width: int = 3
-
-    assert Mine(width=4, n_epochs=2).width == 4
-    with pytest.raises(TypeError):
-        DreamTrainerConfig(3)

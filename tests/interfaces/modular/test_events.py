@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchmetrics.classification import MulticlassAccuracy
 
-from loopwright.callbacks import EarlyStopping
 from loopwright.interfaces.modular import Callback
 
 from .programs import Config, MyTrainer, Noting, OwnLoop
@@ -97,14 +95,6 @@ def test_the_trainers_own_hook_comes_before_the_callbacks() -> None:
     assert order == ["trainer", "function accuracy"]
 
 
-def test_the_cores_callbacks_work_too() -> None:
-    trainer = MyTrainer(
-        Config(n_epochs=9, learning_rate=0.0, callbacks=[EarlyStopping("val_loss", patience=2)])
-    )
-    history = trainer.fit()
-    assert len(history) == 3
-
-
 def test_metrics_logged_in_a_step_and_by_a_callback_are_in_the_history() -> None:
     class Logging(MyTrainer):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -122,19 +112,6 @@ def test_metrics_logged_in_a_step_and_by_a_callback_are_in_the_history() -> None
     assert list(history.steps["after"])[:5] == [0, 2, 4, 6, 8]
     assert history["inside"] == [pytest.approx((8 * (0 + 1 + 2 + 3) + 5 * 4) / 37)] * 2
     assert history["epoch"] == [0, 1]
-
-
-def test_metrics_with_a_state_of_their_own_are_computed_over_the_validation() -> None:
-    class Measuring(MyTrainer):
-        def configure_metrics(self) -> None:
-            self.accuracy = MulticlassAccuracy(3, average="micro")
-
-        def validation_step(self, batch: Any, batch_idx: int) -> Any:
-            self.accuracy.update(self.model(batch[0]), batch[1])
-            return {**super().validation_step(batch, batch_idx), "own": self.accuracy}
-
-    history = Measuring(Config(n_epochs=2)).fit()
-    assert history["val_own"] == pytest.approx(history["val_accuracy"])
 
 
 def test_compute_metrics_is_called_for_steps_that_return_outputs_and_targets() -> None:
@@ -164,12 +141,3 @@ def test_validation_leaves_modes_as_they_were() -> None:
     trainer = Frozen(Config(n_epochs=2, val_every_n_steps=2))
     trainer.fit()
     assert set(trainer.modes) == {("train", True, False), ("val", False, False)}
-
-
-def test_val_every_n_steps_validates_after_so_many_updates() -> None:
-    noting = Noting()
-    trainer = MyTrainer(Config(n_epochs=2, val_every_n_steps=3, callbacks=[noting]))
-    history = trainer.fit()
-    assert noting.events.count("validation_start") == 3
-    assert len(history.steps["val_loss"]) == 3
-    assert list(history.steps["val_loss"].steps) == [3, 6, 9]

@@ -20,8 +20,6 @@ from torch.nn.functional import (
     cross_entropy,
     kl_div,
     log_softmax,
-    mse_loss,
-    one_hot,
     softmax,
     softplus,
 )
@@ -162,60 +160,6 @@ def test_the_gan_goes_on_exactly_after_sigkill(tmp_path: Path) -> None:
 
 
 # Reinforcement learning
-
-
-def reinforce(run_dir: Path | None = None, *callbacks: Any) -> Any:
-    config = DreamTrainerConfig(
-        learning_rate=0.01,
-        run_dir=run_dir,
-        callbacks=callbacks,
-        checkpoint_every_n_steps=1,
-        max_steps=9,
-        **COMMON,
-    )
-    return load("reinforce").Reinforce(config)
-
-
-def reinforce_by_hand() -> tuple[nn.Module, nn.Module]:
-    example = load("reinforce")
-    seed_everything(0)
-    actor = nn.Sequential(nn.Linear(9, 32), nn.Tanh(), nn.Linear(32, 2))
-    critic = nn.Sequential(nn.Linear(9, 32), nn.Tanh(), nn.Linear(32, 1))
-    sides = [
-        ByHand(actor, torch.optim.Adam(actor.parameters(), lr=0.01)),
-        ByHand(critic, torch.optim.Adam(critic.parameters(), lr=3 * 0.01)),
-    ]
-    seed_everything(0)
-    for window in list(windows(512, 16, 2, 2))[:9]:
-        for batch in window:
-            places, logs, values, rewards = batch % 9, [], [], []
-            with autocast():
-                for _ in range(example.NUM_MOVES):
-                    seen = one_hot(places, 9).float()
-                    policy = torch.distributions.Categorical(logits=actor(seen).float())
-                    choices = policy.sample()
-                    logs.append(policy.log_prob(choices))
-                    values.append(critic(seen).float().squeeze(1))
-                    places = (places + 2 * choices - 1).clamp(0, 8)
-                    rewards.append((places == 4).float())
-                returns = torch.stack(rewards).flip(0).cumsum(0).flip(0)
-                advantages = (returns - torch.stack(values)).detach()
-                loss = -(torch.stack(logs) * advantages).mean() + mse_loss(
-                    torch.stack(values), returns
-                )
-            for side in sides:
-                side.backward(loss, 2.0)
-        for side in sides:
-            side.step()
-    return actor, critic
-
-
-def test_reinforcement_with_many_forward_passes_is_that_of_a_loop_by_hand() -> None:
-    trainer = reinforce()
-    trainer.fit()
-    actor, critic = reinforce_by_hand()
-    assert_same(trainer.actor, actor)
-    assert_same(trainer.critic, critic)
 
 
 # Distillation

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.data.random import seed_everything
-from loopwright.errors import ConfigurationError
 from loopwright.interfaces.modular import DreamTrainer
 
 from .programs import Config, assert_same, build_data, windows
@@ -214,31 +213,6 @@ def test_clip_gradients_comes_in_place_of_the_configs_clipping_and_once() -> Non
     assert_same(clipped.generator, unclipped.generator)
     assert len(Clipping.norms) == 10
     assert min(Clipping.norms) > 1e-3  # norms before clipping: it was not done before
-
-
-def test_clipping_after_the_step_is_refused() -> None:
-    class Late(Stepping):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            super().training_step(batch, batch_idx)
-            self.clip_gradients(self.g_optimizer, max_norm=1.0)
-
-    with pytest.raises(ConfigurationError, match="was called after step"):
-        Late(Config()).fit()
-
-
-def test_a_frozen_model_gets_no_gradients() -> None:
-    class Taught(Stepping):
-        def configure_models(self) -> None:
-            super().configure_models()
-            self.teacher = nn.Linear(6, 1)  # trainable, but nobody trains it
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            fake = self.fake(batch[0])
-            self.backward((self.teacher(fake) - self.discriminator(fake)).square().mean())
-
-    trainer = Taught(Config())
-    trainer.fit()
-    assert all(param.grad is None for param in trainer.teacher.parameters())
 
 
 def spoilt(loss: Callable[[Pair, Tensor], Tensor], **config: Any) -> Pair:

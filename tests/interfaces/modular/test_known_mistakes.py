@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from loopwright import ConfigurationError
 from loopwright.callbacks import EMA
 from loopwright.interfaces.modular import Callback
 
@@ -75,33 +74,6 @@ def test_negative_and_nan_metrics_keep_the_best_model(tmp_path: Path, worst: flo
     assert [name[-2:] for name in kept] == ["15"]
 
 
-class Distant(MyTrainer):
-    """A validation metric whose name is in no table."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        return {"foo": [3.0, 1.0, 2.0][self.current_epoch]}
-
-
-def test_a_monitor_whose_name_says_nothing_is_asked_about_before_the_first_step(
-    tmp_path: Path,
-) -> None:
-    trainer = Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo"))
-    with pytest.raises(ConfigurationError, match='monitor_mode="min"'):
-        trainer.fit()
-    assert trainer.global_step == 0
-
-
-def test_a_scheduler_made_in_configure_optimizers_is_stepped() -> None:
-    class Scheduled(MyTrainer):
-        def configure_optimizers(self) -> None:
-            super().configure_optimizers()
-            self.halving = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
-
-    trainer = Scheduled(Config(n_epochs=3))
-    trainer.fit()
-    assert trainer.halving.get_last_lr() == [0.01 / 8]
-
-
 def test_a_scheduler_that_watches_a_metric_gets_the_validation_loss() -> None:
     class Watching(MyTrainer):
         def configure_schedulers(self) -> None:
@@ -113,32 +85,3 @@ def test_a_scheduler_that_watches_a_metric_gets_the_validation_loss() -> None:
     history = trainer.fit()
     assert trainer.plateau.best == history["val_loss"][0]
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
-
-
-def test_seed_zero_is_a_seed() -> None:
-    class Building(MyTrainer):
-        def configure_models(self) -> None:
-            self.model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(6, 3))
-
-    torch.manual_seed(1)
-    first = Building(Config(seed=0))
-    first.fit()
-    torch.manual_seed(2)
-    second, other = Building(Config(seed=0)), Building(Config(seed=1))
-    second.fit()
-    other.fit()
-    assert_same(first.model, second.model)
-    assert not torch.equal(first.model[1].weight, other.model[1].weight)
-
-
-def test_the_reported_loss_is_not_divided_by_the_accumulation() -> None:
-    class Still(MyTrainer):
-        def configure_optimizers(self) -> None:
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-
-    model = torch.nn.Linear(6, 3)
-    losses = [
-        Still(Config(gradient_accumulation_steps=width), model).fit().last("loss")
-        for width in (1, 2, 5)
-    ]
-    assert losses == [losses[0]] * 3

@@ -222,15 +222,6 @@ def test_a_nan_is_told_in_the_words_of_this_interface() -> None:
 # What is no mistake
 
 
-def test_a_config_with_an_init_of_its_own_is_left_alone() -> None:
-    class Own(DreamTrainerConfig):
-        def __init__(self, width: int) -> None:
-            super().__init__(n_epochs=2)
-            self.width = width
-
-    assert (Own(3).width, Own(width=4).n_epochs) == (3, 2)
-
-
 class Initialised(nn.Module):
     """Built on the meta device as the published system does it, and with values that no layer has
     by itself."""

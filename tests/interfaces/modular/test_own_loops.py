@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ...loops import build_net
 from .programs import Config, KillAt, Killed, MyTrainer, OwnLoop, assert_same
@@ -55,38 +54,6 @@ def test_a_loop_that_goes_on_is_left_at_the_limit() -> None:
     by_epochs = Endless(Config(n_epochs=2))
     by_epochs.fit()
     assert (by_epochs.global_step, by_epochs.current_epoch) == (10, 2)
-
-
-def test_a_scheduler_that_the_loop_steps_is_not_stepped_again() -> None:
-    class Stepping(OwnLoop):
-        def configure_schedulers(self) -> None:
-            self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
-
-        def training_loop(self) -> None:
-            for _ in range(self.current_epoch, self.config.n_epochs):
-                for batch_idx, batch in enumerate(self.train_loader):
-                    self.training_step(batch, batch_idx)
-                self.scheduler.step()
-
-    trainer = Stepping(Config(n_epochs=2))
-    trainer.fit()
-    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 / 4)
-
-
-def test_super_training_loop_is_the_usual_one() -> None:
-    class Around(MyTrainer):
-        def training_loop(self) -> None:
-            super().training_loop()
-            self.log = "after"
-
-    around, usual = (
-        Around(Config(n_epochs=2), build_net()),
-        MyTrainer(Config(n_epochs=2), build_net()),
-    )
-    around.fit()
-    usual.fit()
-    assert around.log == "after"
-    assert_same(around.model, usual.model)
 
 
 @pytest.mark.parametrize("killed_at", [2, 5, 7])

@@ -84,31 +84,12 @@ def test_a_plain_step_after_backward_is_unscaled_in_fp16() -> None:
     assert_same(fit(idioms.OwnStep, **options).model, fit(idioms.Returning, **options).model)
 
 
-@pytest.mark.parametrize("kind", [idioms.Returning, idioms.LoopReturning])
-def test_returned_losses_are_accumulated(kind: type[Idiom]) -> None:
-    trainer = fit(kind, gradient_accumulation_steps=2)
-    assert_same(trainer.model, by_hand(build_net(), epochs=2, accumulate=2))
-
-
 @pytest.mark.parametrize("kind", [idioms.Returning, idioms.OwnStep])
 def test_a_step_called_by_hand_is_one_step(kind: type[Idiom]) -> None:
     trainer = kind(Config(), build_net())
     trainer.setup()
     trainer.training_step(next(iter(trainer.train_loader)), 0)
     assert [update.num_updates for update in trainer._core.run.updates.by_name.values()] == [1]
-
-
-def test_accumulation_by_hand_may_return_its_loss_which_is_then_only_reported() -> None:
-    class Reporting(idioms.OwnAccumulation):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = self.loss(batch)
-            (loss / 2).backward(retain_graph=True)
-            if (batch_idx + 1) % 2 == 0:
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-            return {"loss": loss}
-
-    assert_same(fit(Reporting).model, accumulated_by_hand(build_net(), epochs=2))
 
 
 @pytest.mark.parametrize(

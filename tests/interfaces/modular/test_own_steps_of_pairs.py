@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from ...mistakes import raises
 from .programs import Config, assert_same
@@ -101,34 +100,3 @@ def test_losses_that_reach_different_optimizers_go_to_those() -> None:
     named.fit()
     assert_same(two.generator, named.generator)
     assert_same(two.discriminator, named.discriminator)
-
-
-def test_several_losses_of_one_optimizer_are_added() -> None:
-    class Parts(Pair):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.backward((self.discriminator(batch[0]) - 1).square().mean())
-            self.backward(self.discriminator(self.fake(batch[0]).detach()).square().mean())
-
-    class Sum(Pair):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            real = (self.discriminator(batch[0]) - 1).square().mean()
-            self.backward(real + self.discriminator(self.fake(batch[0]).detach()).square().mean())
-
-    parts, added = Parts(Config()), Sum(Config())
-    parts.fit()
-    added.fit()
-    torch.testing.assert_close(parts.discriminator.state_dict(), added.discriminator.state_dict())
-
-
-def test_a_part_that_is_unfrozen_later_is_no_riddle() -> None:
-    class Unfreezing(Pair):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.generator.requires_grad_(self.current_epoch > 0)
-            return self.g_loss(self.fake(batch[0]))
-
-    trainer = Unfreezing(Config(n_epochs=2))
-    trainer.fit()
-    assert [update.num_updates for update in trainer._core.run.updates.by_name.values()] == [
-        5,
-        10,
-    ]

@@ -4,11 +4,9 @@ dict or nothing, and written back."""
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from itertools import count
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -16,20 +14,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from ...config import load_model
 
-logger = logging.getLogger("loopwright")
-
 ConfigSource: TypeAlias = (
     "str | os.PathLike[str] | Mapping[str, Any] | AdversarialConfig | ConfigManager | None"
 )
 AnyConfig = TypeVar("AnyConfig", bound="AdversarialConfig")
-
-WITHOUT_EFFECT = (
-    "common.cudnn",
-    "dataloader.masking",
-    "visualizer.visdom.env_name",
-    "visualizer.visdom.server",
-    "visualizer.visdom.port",
-)
 
 
 def as_text(value: Any) -> Any:
@@ -458,10 +446,3 @@ def load_config(
 def num_copies(directory: Path) -> int:
     """The number of copies in a directory, which is also that of the newest one."""
     return next(n for n in count() if not (directory / f"train{n + 1}_config.json").exists())
-
-
-def warn_without_effect(config: AdversarialConfig) -> None:
-    """Say which of the settings that were given change nothing here."""
-    given = [key for key in WITHOUT_EFFECT if attrgetter(key)(config) is not None]
-    if given:
-        logger.warning("Settings without an effect: %s.", ", ".join(given))

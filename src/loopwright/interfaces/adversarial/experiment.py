@@ -114,13 +114,11 @@ def epochs_behind(path: Path, tree: Mapping[str, Any]) -> int:
 
 
 def nothing_saved(directory: Path, what: str, epoch: int | str) -> CheckpointError:
-    """The error about a state that is not there, with those that are."""
-    found = [*directory.glob("epoch*_net*"), *(directory / EPOCHS).glob("epoch*")]
-    names = ", ".join(sorted(path.name for path in found)) or "none"
+    """The error about a state that is not there."""
     return CheckpointError(
         "no-saved-epoch",
-        f"{directory} has no {what} of epoch {epoch}; saved: {names}. Set train.load.load_epoch "
-        "(or load_epoch=) to one of them, or to 'latest'.",
+        f"{directory} has no {what} of epoch {epoch}: set train.load.load_epoch (or load_epoch=) to "
+        "an epoch that was saved, or to 'latest'.",
     )
 
 

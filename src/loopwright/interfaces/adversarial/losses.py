@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...errors import ConfigurationError
-from ...text import nearest
 
 FILE_NAME = "loss_log.jsonl"
 MAX_PENDING = 512
@@ -42,14 +41,6 @@ class EpochSchedule:
     end_epoch: int = NEVER
     initial_value: float = 1.0
     target_value: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not callable(self.schedule) and self.schedule not in CURVES:
-            raise ConfigurationError(
-                "unknown-schedule",
-                f"Schedule({self.schedule!r}) is neither a curve nor a function of the schedule "
-                f"and the epoch; {nearest(self.schedule, CURVES)}",
-            )
 
     def value(self, epoch: int, **weight_kwargs: Any) -> float:
         """Return the value in an epoch; `weight_kwargs` are keywords for a schedule that is a

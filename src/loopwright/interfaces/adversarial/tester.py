@@ -20,7 +20,7 @@ from ...errors import ConfigurationError
 from ...losses import Laplacian, Sobel
 from ...runtime.modes import evaluating
 from .._shared import on_first_process
-from .config import AdversarialConfig, ConfigSource, load_config, num_copies
+from .config import ConfigSource, num_copies
 from .experiment import directory_of
 from .images import PARTS, PairedDataset, write_triplet
 from .pix2pix import build_generator
@@ -123,8 +123,8 @@ class ONNXConverter(Tester):
     """Converts the generator of an experiment:
     `ONNXConverter(experiment_dir, load_epoch=200).convert_model()`.
 
-    Without a config, the experiment's newest copy of it is used. `in_channels`, `crop_size` and
-    `device` take the place of what the config says.
+    Without a config, the experiment's newest copy of it is used, which also says the size of an
+    image and the device.
     """
 
     def __init__(
@@ -132,20 +132,8 @@ class ONNXConverter(Tester):
         experiment_dir: str | os.PathLike[str],
         config: ConfigSource = None,
         load_epoch: int | str | None = None,
-        in_channels: int | None = None,
-        crop_size: int | None = None,
-        device: str | torch.device | None = None,
     ) -> None:
-        settings: AdversarialConfig = load_config(
-            config_in(experiment_dir) if config is None else config
-        )
-        if device is not None:
-            settings.common.device = str(device)
-        load = settings.dataloader.load
-        # the config checks it
-        self.in_channels = load.input_nc = in_channels or load.input_nc  # type: ignore[assignment]
-        self.crop_size = load.crop_size = crop_size or load.crop_size
-        super().__init__(settings, experiment_dir, load_epoch=load_epoch)
+        super().__init__(config, experiment_dir, load_epoch=load_epoch)
 
     def convert_model(
         self,
@@ -165,7 +153,8 @@ class ONNXConverter(Tester):
         path = self.experiment_dir / f"epoch{self.loaded_epoch}.onnx"
         generator = torch.Generator().manual_seed(0)
         # an example of one would make the batch size a constant
-        size = (2, self.in_channels, self.crop_size, self.crop_size)
+        load = self.config.dataloader.load
+        size = (2, load.input_nc, load.crop_size, load.crop_size)
         example = (torch.rand(size, generator=generator) * 2 - 1).to(self.device)
         convert = partial(
             export_module,

@@ -22,7 +22,7 @@ from ...errors import ConfigurationError, check_arguments
 from ...runtime.modes import evaluating
 from ...text import nearest
 from .._shared import LoggingTrainer, is_overridden, on_first_process
-from .config import AdversarialConfig, ConfigManager, ConfigSource, warn_without_effect
+from .config import AdversarialConfig, ConfigManager, ConfigSource
 from .core import NAMES, AdversarialCore, checked_trackers, losses_of
 from .experiment import (
     EPOCHS,
@@ -64,6 +64,10 @@ class Trainer(LoggingTrainer):
     loss_manager: LossManager  # from `init_loss_manager` on
     experiment_dir: Path  # from `build_output_directory` on
     examples_dir: Path
+    train_loader: (
+        Any  # from the subclass, as in `self.train_loader = self.build_dataloader("train")`
+    )
+    val_loader: Any
 
     def __init__(
         self,
@@ -81,8 +85,6 @@ class Trainer(LoggingTrainer):
         self.last_epoch_time = 0.0
         self.is_continuing = False
         self._save_after_epoch: Path | None = None
-        self.train_loader: Any = None
-        self.val_loader: Any = None
         self.vis = LiveView(None, 0)
         self.init_config(config)
         rate = self.config.train.generator.learning_rate
@@ -90,8 +92,6 @@ class Trainer(LoggingTrainer):
         self._core = AdversarialCore(self, self.config.common, checked_trackers(callbacks))
         # as torch.amp.autocast and GradScaler take it
         self.device = str(self._core.runtime.device)
-        if self._core.runtime.is_main:
-            warn_without_effect(self.config)
         if self.config.common.seed is not None:
             # the networks that a subclass builds are part of the run
             seed_generators(self.config.common.seed)
@@ -230,12 +230,6 @@ class Trainer(LoggingTrainer):
             callback_kwargs: Keyword arguments for the three hooks:
                 `{"train_step": {"scale": 2.0}}`.
         """
-        if self.train_loader is None:
-            raise ConfigurationError(
-                "no-train-loader",
-                "There is no training data: assign self.train_loader, as in `self.train_loader = "
-                "self.build_dataloader('train')`.",
-            )
         given = (on_epoch_start, train_step, on_epoch_end)
         hooks = self._hooks(given, callback_kwargs or {})
         self.current_epoch = 1 + epoch + self.loaded_epoch

@@ -25,7 +25,6 @@ from ...config import (
     build,
     check,
     mapping_of,
-    nearest,
     one_of_kind,
 )
 from ...config.kinds import (
@@ -141,11 +140,6 @@ def scheduler_of(node: Config) -> Any:
     )
 
 
-# callbacks that name a data set, with the default
-READERS = {
-    "OfflineLoss": "eval",
-    "DatasetStatistics": "train",
-}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 CHANGEABLE = {
@@ -239,8 +233,6 @@ def _other_problems(config: Config) -> Iterator[Problem]:
         yield config.problem(
             "datasets", f"there is no data set `train` to train on, only: {known}."
         )
-    if isinstance(datasets, Mapping):
-        yield from _unknown_datasets(config, list(map(str, datasets)))
     if isinstance(config.get("model"), Mapping):
         yield from _wrong_parts(config, model_names(config))
     if config.get("initializer") is not None and config.get("trainer.initializer") is not None:
@@ -272,15 +264,3 @@ def _wrong_parts(config: Config, names: Sequence[str]) -> Iterator[Problem]:
                 f"has no optimizer, but model.{with_optimizer[0]} has one: give it its own "
                 "`optimizer:`, or write `optimizer: null` for a model that is not trained.",
             )
-
-
-def _unknown_datasets(config: Config, known: Sequence[str]) -> Iterator[Problem]:
-    """Callbacks that name a data set which is not there."""
-    callbacks = config.get("trainer.callbacks")
-    for at, callback in enumerate(callbacks if isinstance(callbacks, list) else ()):
-        given = callback if isinstance(callback, Mapping) else {"kind": callback}
-        name = str(given.get("kind")).rpartition(".")[2]
-        key = given.get("dataset_key", READERS.get(name))
-        if name in READERS and isinstance(key, str) and key not in known:
-            place = f"trainer.callbacks.{at}.dataset_key"
-            yield config.problem(place, f"there is no data set {key!r}; {nearest(key, known)}")

@@ -356,8 +356,12 @@ class BaseTrainer(LoggingTrainer):
 
     @property
     def datasets(self) -> dict[str, Any]:
-        """The data sets by key."""
+        """The data sets by key; can be assigned."""
         return self._core.datasets
+
+    @datasets.setter
+    def datasets(self, datasets: Mapping[str, Any]) -> None:
+        self._core.datasets = dict(datasets)
 
     @property
     def optimizer(self) -> Optimizer:
