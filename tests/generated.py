@@ -17,7 +17,6 @@ from loopwright import Callback
 from loopwright.callback import hook_names
 from loopwright.interfaces import adversarial, configured, lifecycle, modular, simple
 from loopwright.interfaces.adversarial.images import LiveView
-from loopwright.interfaces.configured.experiment import schema
 from loopwright.interfaces.simple.config import TrainingSettings
 
 from .tables import (
@@ -108,16 +107,6 @@ def placeholders() -> str:
     return table(("placeholder", "stands for"), rows)
 
 
-def run_file() -> str:
-    """The keys at the top of a run file."""
-    entries = schema().entries.items()
-    rows = (
-        (f"`{name}`", "yes" if entry.required else "no", entry.description)
-        for name, entry in entries
-    )
-    return table(("key", "required", "meaning"), rows)
-
-
 def settings(kind: type) -> str:
     return table(
         ("setting", "type", "default", "meaning"), (setting_row(*one) for one in settings_of(kind))
@@ -206,7 +195,6 @@ PAGES: dict[str, dict[str, Part]] = {
         "attributes": partial(attributes, configured.BaseTrainer),
         "result": partial(fields, configured.TrainerResult),
         "events": NATIVE_EVENTS,
-        "run file": run_file,
         "settings": partial(settings, configured.BaseTrainerConfig),
     },
     "modular.md": {
