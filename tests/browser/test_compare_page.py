@@ -13,9 +13,8 @@ from playwright.sync_api import Locator, Page, expect
 from tests.browser.sites import serving
 from tests.dashboard.serving import Served
 from tests.dashboard.small_runs import write_run
-from tests.demo_runs import make_demo_run
 
-from .charts import lines, panel, traces, wait_for_chart
+from .charts import lines, traces, wait_for_chart
 from .conftest import MARKUP, Open
 from .training import start
 
@@ -123,13 +122,6 @@ def test_fewer_than_two_runs_say_what_to_do(visit: Open, pairs: Served):
     expect(page.locator(".parting")).to_have_count(1)
 
 
-def test_a_selection_on_the_page_of_runs_is_compared(visit: Open, pairs: Served):
-    page = visit("#/runs?runs=first,again", port=pairs.port)
-    page.locator("tr[data-id=second] input").check()
-    page.get_by_role("link", name="Compare").last.click()
-    expect(page.locator(".parting")).to_have_count(2)
-
-
 def test_a_run_that_goes_on_is_compared_as_it_goes(visit: Open, tmp_path: Path):
     start(tmp_path / "runs" / "one", num_epochs=3, wait=0).join()
     with serving(tmp_path / "runs") as server:
@@ -142,51 +134,7 @@ def test_a_run_that_goes_on_is_compared_as_it_goes(visit: Open, tmp_path: Path):
         wait_for_chart(page, "loss")
 
 
-def test_markup_in_names_is_text(visit: Open, pairs: Served):
-    page = visit(address("first", MARKUP), port=pairs.port)
-    expect(card(page, MARKUP).locator(".parting-words")).to_contain_text(
-        f"{MARKUP} is the same as first in 17 steps"
-    )
-    expect(page.locator(".compare-table thead a").last).to_have_text(MARKUP)
-    wait_for_chart(page, "loss")
-    assert page.locator("main img").count() == 0
-
-
 def test_a_damaged_run_is_compared_as_far_as_it_can_be_read(visit: Open):
     page = visit("#/compare?runs=long,damaged")
     expect(page.locator(".compare-table thead .pill")).to_have_text(["finished", "damaged"])
     expect(page.locator(".parting")).to_contain_text("not a database")
-
-
-def test_it_is_no_wider_than_a_phone_and_dark_where_the_system_is(visit: Open, pairs: Served):
-    page = visit(address("first", "second", "again"), port=pairs.port, phone=True, dark=True)
-    expect(page.locator(".parting")).to_have_count(2)
-    panel(page, "loss").scroll_into_view_if_needed()
-    wait_for_chart(page, "loss")
-    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
-    frame = page.locator(".compare-frame")
-    # the table scrolls in its own frame
-    assert frame.evaluate("(one) => one.scrollWidth > one.clientWidth")
-    assert (
-        page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")
-        == "rgb(16, 19, 24)"
-    )
-
-
-def test_many_runs_are_compared_up_to_twenty(visit: Open, tmp_path: Path):
-    for number in range(22):
-        make_demo_run(
-            tmp_path / "runs" / f"run{number}",
-            steps=2,
-            epochs=1,
-            media=False,
-            resumed=False,
-            names=("loss",),
-            started=1.7e9 + number,
-        )
-    with serving(tmp_path / "runs") as server:
-        page = visit(
-            f"#/compare?runs={','.join(f'run{number}' for number in range(22))}", port=server.port
-        )
-        expect(page.locator(".page-head")).to_contain_text("the first 20 of 22 selected runs")
-        expect(page.locator(".parting")).to_have_count(19)

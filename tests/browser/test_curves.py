@@ -266,42 +266,6 @@ def test_an_infinite_value_among_thinned_ones_is_an_arrow_and_nan_a_cross(visit:
     assert arrow[1] > 0.9
 
 
-def test_another_x_axis_forgets_the_place_of_the_cursor(visit: Open):
-    page = visit(f"#/curves?{PAIR}&values=1")
-    wait_for_chart(page, "loss")
-    panel(page, "loss").locator(".curve-chart").focus()
-    page.keyboard.press("ArrowLeft")
-    expect(page.locator(".values-table h2")).to_have_text("step 240")
-    page.keyboard.press("p")
-    page.get_by_label("x axis").select_option("accuracy")
-    expect(page.locator(".values-table h2")).to_have_text("Values at the cursor")
-
-
-def test_numbers_at_the_axes_are_whole_and_apart_in_a_close_look_and_on_log_scales(visit: Open):
-    page = visit("#/curves?runs=long&zoom=10000,10006&logy=lr")
-    wait_for_plot(page, "lr", "(plot) => plot.querySelectorAll('.xtick').length > 2")
-    boxes = page.evaluate(
-        """() => ["x", "y"].map((axis) => {
-            const ticks = document.querySelectorAll(`[data-panel="lr"] .${axis}tick text`);
-            return [...ticks].map((tick) => ({ text: tick.textContent, left: tick.getBoundingClientRect().left }));
-        })"""
-    )
-    assert any(tick["text"] == "10,002" for tick in boxes[0]), boxes[0]
-    card = panel(page, "lr").bounding_box()
-    assert card is not None
-    assert min(tick["left"] for tick in boxes[1]) > card["x"]
-    page = visit("#/curves?runs=long&logy=*")
-    wait_for_plot(page, "accuracy", "(plot) => plot._fullLayout.yaxis.type === 'log'")
-    rows = page.evaluate(
-        """() => [...document.querySelectorAll('[data-panel="accuracy"] .ytick')].map((tick) => {
-            const { top, bottom } = tick.getBoundingClientRect();
-            return [top, bottom];
-        }).sort((a, b) => a[0] - b[0])"""
-    )
-    assert len(rows) > 1
-    assert all(above[1] <= below[0] for above, below in pairwise(rows)), rows
-
-
 def test_the_choices_of_x_are_the_metrics_of_the_selection(visit: Open, tmp_path: Path):
     make_demo_run(
         tmp_path / "runs" / "a",
@@ -326,38 +290,3 @@ def test_the_choices_of_x_are_the_metrics_of_the_selection(visit: Open, tmp_path
         page.evaluate("() => { location.hash = '#/curves?runs=b'; }")
         expect(options).to_have_text(["loss", "two"])
         page.close()
-
-
-def test_back_leaves_a_zoom_and_a_typed_address_is_shown(visit: Open):
-    page = visit("#/curves?runs=long")
-    wait_for_chart(page, "loss")
-    whole = x_range(page, "loss")
-    drag(page, "loss", 0.4, 0.6)
-    wait_for_plot(
-        page, "loss", "({ _fullLayout: { xaxis } }, last) => xaxis.range[1] < 0.7 * last", whole[1]
-    )
-    page.go_back()
-    wait_for_plot(
-        page, "loss", "({ _fullLayout: { xaxis } }, last) => xaxis.range[1] > 0.99 * last", whole[1]
-    )
-    page.evaluate("() => { location.hash = '#/curves?runs=long&x=epoch&find=loss'; }")
-    wait_for_plot(
-        page, "loss", "({ _fullLayout: { xaxis } }) => Math.abs(xaxis.range[1] - 8) < 0.1"
-    )
-    expect(page.locator(".panel")).to_have_count(1)
-
-
-def test_a_panel_has_the_marks_of_the_runs_that_are_in_it(visit: Open):
-    page = visit(f"#/curves?{PAIR},long")
-    places = {}
-    for name in ("loss", "layers/0/norm"):
-        wait_for_plot(page, name, HAS_LINES)
-        marks = [
-            trace
-            for trace in traces(page, name)
-            if trace["axis"] == "y2" and "x-thin" not in (trace["symbol"] or ())
-        ]
-        places[name] = {x for trace in marks for x in trace["x"] if x is not None}
-    # checkpoints of the runs of the sweep, and of the long one
-    assert {60, 120, 2500} <= places["loss"]
-    assert min(places["layers/0/norm"]) == 2500

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
@@ -108,27 +107,6 @@ def test_a_sweep_is_in_a_report(visit: Open, report: Path):
     page = visit("#/sweep?runs=first,second&only=selection", file=report)
     page.wait_for_function("() => document.querySelector('.parallel .plot')?.data?.length === 2")
     expect(page.locator("tbody tr[data-id]")).to_have_count(2)
-
-
-def test_markup_in_a_report_is_text(visit: Open, report: Path):
-    page = visit(f"#/run/{quote(MARKUP, safe='')}", file=report)
-    expect(page.locator("h1")).to_have_text(MARKUP)
-    expect(part(page, "failure")).to_contain_text(f"RuntimeError: {MARKUP}")
-    expect(page.locator(f'[data-name="text {MARKUP}"] .media-text')).to_have_text(MARKUP)
-    assert page.locator("[onerror]").count() == 0
-
-
-def test_a_report_is_read_on_a_phone_and_in_the_dark(visit: Open, report: Path):
-    page = visit("#/run/pix2pix", file=report, phone=True, dark=True)
-    wait_for_chart(page, "loss")
-    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
-    assert (
-        page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")
-        == "rgb(16, 19, 24)"
-    )
-    made = page.locator(".made").bounding_box()
-    assert made is not None
-    assert made["height"] < 30  # one line
 
 
 def test_a_report_of_one_run_opens_at_that_run(visit: Open, tmp_path: Path):

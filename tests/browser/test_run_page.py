@@ -19,7 +19,7 @@ from tests.browser.sites import serving
 from tests.dashboard.serving import Served
 from tests.demo_runs import demo_image, make_demo_run
 
-from .charts import traces, wait_for_chart, x_range
+from .charts import traces, wait_for_chart
 from .conftest import MARKUP, Open, Visitor
 from .painting import STEPS, start_painting
 from .training import start
@@ -221,18 +221,6 @@ def test_curves_of_the_run_are_in_their_parts_with_its_marks(visit: Open, rich: 
         if trace["axis"] == "y2" and trace["mode"] == "lines"
     ]
     assert [x for x in marks[0]["x"] if x is not None] == [500, 500]
-
-
-def test_a_zoom_is_the_same_as_on_the_page_of_curves_and_can_be_left(visit: Open, rich: Served):
-    page = visit("#/run/pix2pix?zoom=100,200", port=rich.port)
-    wait_for_chart(page, "loss")
-    assert x_range(page, "loss") == pytest.approx([100, 200])
-    part(page, "curves").get_by_role("button", name="Whole range").click()
-    page.wait_for_function(
-        """() => document.querySelector('[data-panel="loss"] .plot')._fullLayout.xaxis.range[1] > 900"""
-    )
-    assert "zoom" not in page.url
-    expect(page.get_by_role("button", name="Whole range")).to_have_count(0)
 
 
 def test_events_are_a_timeline_in_which_the_usual_ones_are_together(visit: Open, rich: Served):
@@ -493,13 +481,6 @@ def test_markup_in_every_name_and_text_is_text(visit: Open, rich: Served):
         "one.getAttribute('src').startsWith('/api/media/'))"
     )
     assert page.locator("[onerror]").count() == 0
-
-
-def test_a_run_that_is_not_there_says_so(visit: Open, rich: Served):
-    page = visit("#/run/nothing", port=rich.port)
-    expect(page.locator(".empty")).to_contain_text("There is no run “nothing” in this folder")
-    page.get_by_role("link", name="All runs").click()
-    expect(page.locator("table")).to_be_visible()
 
 
 def test_the_page_is_no_wider_than_a_phone_and_dark_where_the_system_is(

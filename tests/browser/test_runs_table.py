@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
@@ -12,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.sites import serving
 from tests.demo_runs import make_demo_run
 
-from .conftest import MARKUP, Open
+from .conftest import Open
 
 
 def shown(page: Page) -> list[str]:
@@ -166,25 +164,6 @@ def test_the_keyboard_alone_filters_selects_and_opens(visit: Open):
     expect(page.locator(".chip")).to_have_count(3)
 
 
-def test_markup_in_names_stays_text(visit: Open):
-    page = visit("#/runs?runs=")
-    row = page.locator("tr", has_text=MARKUP)
-    expect(row.locator("a")).to_have_text(MARKUP)
-    assert page.locator("img").count() == 0
-    row.locator(".check").click()
-    page.keyboard.press("c")
-    expect(page.locator(".chip", has_text=MARKUP)).to_be_visible()
-    assert page.locator("img").count() == 0
-
-
-def test_a_damaged_run_is_shown_as_damaged(visit: Open):
-    page = visit("#/runs")
-    assert cell(page, "damaged", "state") == "damaged"
-    assert "metrics.sqlite" in (
-        page.locator('tr[data-id="damaged"] .warning').get_attribute("title") or ""
-    )
-
-
 def test_an_empty_folder_says_what_to_do_and_shows_the_first_run_by_itself(
     visit: Open, tmp_path: Path
 ):
@@ -204,29 +183,3 @@ def test_the_table_is_saved_as_it_is_shown(visit: Open):
     rows = list(csv.DictReader(Path(saved.value.path()).read_text().splitlines()))
     assert [row["run"] for row in rows] == shown(page)
     assert [float(row["optimizer.lr"]) for row in rows] == [0.001, 0.001, 0.01, 0.01, 0.1, 0.1]
-
-
-def test_two_hundred_runs_are_shown_sorted_and_selected(
-    visit: Open, tmp_path: Path, picture: Callable[[Page, str], None]
-):
-    first = make_demo_run(
-        tmp_path / "runs" / "run-000", steps=20, epochs=2, media=False, resumed=False
-    )
-    config = (first / "config.yaml").read_text()
-    for number in range(1, 200):
-        copy = shutil.copytree(first, tmp_path / "runs" / f"run-{number:03}")
-        copy.joinpath("config.yaml").write_text(config.replace("lr: 0.001", f"lr: {number / 1000}"))
-    with serving(tmp_path / "runs") as many:
-        page = visit("#/runs", port=many.port)
-        expect(page.locator("tbody tr[data-id]")).to_have_count(200)
-        page.locator('thead [data-key="optimizer.lr"]').click()
-        page.locator('thead [data-key="optimizer.lr"]').click()
-        page.wait_for_function(
-            "() => document.querySelector('tbody tr[data-id]').dataset.id === 'run-199'"
-        )
-        page.keyboard.press("a")
-        expect(page.locator("tr.is-selected")).to_have_count(200)
-        expect(page.locator(".selected-count")).to_have_text("200 runs selected")
-        page.keyboard.press("n")
-        expect(page.locator("tr.is-selected")).to_have_count(0)
-        page.close()

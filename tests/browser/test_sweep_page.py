@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.sites import serving
@@ -187,13 +186,6 @@ def test_words_and_missing_values_have_their_places(visit: Open, tmp_path: Path)
         wait_for_lines(page, 4)
         assert page.locator("main img").count() == 0
         expect(page.locator(".parallel .annotation-text", has_text="not set").first).to_be_visible()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_no_wider_than_a_phone(visit: Open, scheme: str):
-    page = visit("#/sweep", phone=True, dark=scheme == "dark")
-    wait_for_lines(page, 6)
-    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
 
 
 def test_a_folder_that_is_not_there_says_so(visit: Open):

@@ -78,6 +78,7 @@ WRITING = [
     "BEGIN",
     "REINDEX",
     "SELECT load_extension('x')",
+    "SELECT 1; DROP TABLE names",
 ]
 
 
@@ -86,21 +87,10 @@ def test_nothing_can_be_written_or_opened(run, tmp_path, monkeypatch, sql):
     monkeypatch.chdir(tmp_path)
     path = Path(shutil.copy(run / "metrics.sqlite", tmp_path / "metrics.sqlite"))
     before = path.read_bytes()
-    with pytest.raises(
-        ConfigurationError, match=r"A query can only read: write one SELECT|no such function"
-    ):
+    with pytest.raises(ConfigurationError, match="It can only read: write one SELECT statement"):
         MetricsView(path).query(sql)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.sqlite"]
-
-
-def test_a_query_that_writes_is_refused_with_what_to_do(run):
-    with raises("query-writes"):
-        MetricsView(run / "metrics.sqlite").query(WRITING[0])
-    with pytest.raises(
-        ConfigurationError, match="A query can only read: write one SELECT statement"
-    ):
-        MetricsView(run / "metrics.sqlite").query("SELECT 1; DROP TABLE names")
 
 
 def test_a_run_that_is_being_written_is_asked(tmp_path):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,15 +37,6 @@ def test_only_runs_that_changed_are_read_again(tmp_path: Path):
         time.sleep(0.01)
     assert second["a"] == first["a"]  # with the time at which it was looked at
     assert second["b"].stamp == stamp_of(tmp_path / "b")
-
-
-def test_a_run_that_takes_long_to_read_is_read_less_often_until_it_ends(tmp_path: Path):
-    run = write_run(tmp_path / "a", media=False)
-    slow = replace(RunsFolder(tmp_path).scan()["a"], seconds=1000.0)
-    (run / "config.yaml").touch()
-    assert not slow.is_stale(stamp_of(run))
-    update_manifest(run / "run.json", state="failed")
-    assert slow.is_stale(stamp_of(run))
 
 
 def test_the_state_is_that_of_the_lock_though_no_file_changed(tmp_path: Path):

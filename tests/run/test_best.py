@@ -3,8 +3,6 @@ rule."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import loopwright
 from loopwright.callbacks import BestCheckpoint, BestMetric, BestModel, EarlyStopping
 from loopwright.checkpoint import write_checkpoint
 from loopwright.cli import main
-from loopwright.cli.sweep import Result, Task, print_results, read_result
+from loopwright.cli.sweep import Task, read_result
 from loopwright.initializers import FromCheckpoint
 from loopwright.interfaces.lifecycle import EarlyStoppingCallback, SaveBestModelCallback
 from loopwright.metrics import best
@@ -265,53 +263,9 @@ def _epoch_of(weight: Tensor, script: Script) -> int:
     )
 
 
-@pytest.mark.parametrize("find", USERS, ids=lambda find: find.__name__)
-def test_the_smallest_is_the_best(tmp_path: Path, find: Callable[[Path], float]) -> None:
-    assert find(tmp_path) == 1.0
-
-
 @pytest.mark.usefixtures("nearest_to_five")
 @pytest.mark.parametrize("find", USERS, ids=lambda find: find.__name__)
 def test_a_rule_that_is_changed_in_one_place_is_followed_by(
     tmp_path: Path, find: Callable[[Path], float]
 ) -> None:
     assert find(tmp_path) == 5.0
-
-
-@pytest.mark.usefixtures("nearest_to_five")
-def test_a_rule_that_is_changed_in_one_place_orders_runs_and_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, series in {"low": [1.0, 0.0], "near": [9.0, 4.0], "high": [7.0, 8.0]}.items():
-        run_with(tmp_path / "runs" / name, [], metric_loss=series)
-    assert main(["runs", "--metric", "metric_loss", "--sort", "metric", "--json"]) == 0
-    listed = [(run["name"], run["metric"]["value"]) for run in json.loads(capsys.readouterr().out)]
-    assert listed == [("near", 4.0), ("high", 7.0), ("low", 1.0)]
-    assert main(["show", "runs/high"]) == 0
-    row = next(
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("metric_loss")
-    )
-    assert row.split()[2] == "7"
-    results = [
-        Result(Task(name, {}, tmp_path / name), "finished", value)
-        for name, value in (("a", 1.0), ("b", None), ("c", 6.0))
-    ]
-    print_results(results, "metric_loss", "min", tmp_path, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert ([run["name"] for run in found["runs"]], found["best"]["name"]) == (["c", "a", "b"], "c")
-
-
-def test_values_are_compared_in_one_module_only() -> None:
-    """Others call its functions; a sort key, or a sign that follows the mode, would be a second
-    rule."""
-    own = re.compile(
-        r"\bsort_key\b|-\w*value if|value if \S*mode ==|\b(min|max) if mode ==|mode == \"m(in|ax)\" else -"
-    )
-    source = Path(loopwright.__file__).parent
-    found = [
-        str(path.relative_to(source))
-        for path in source.rglob("*.py")
-        if own.search(path.read_text(encoding="utf-8"))
-    ]
-    assert found == ["metrics/best.py"]

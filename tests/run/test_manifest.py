@@ -119,16 +119,6 @@ def test_a_git_that_does_not_answer_is_ended(repository, tmp_path, monkeypatch):
     assert tree.is_answered
 
 
-def test_a_manifest_does_not_wait_for_a_tree_that_is_given(repository, tmp_path, monkeypatch):
-    slow_git(tmp_path / "bin", monkeypatch, 600)
-    tree = WorkTree(repository).ask()
-    manifest = RunManifest.collect(tree=tree)
-    assert not tree.is_answered
-    assert (manifest.git_commit, manifest.git_dirty) == (tree.commit, None)
-    monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_STATUS", 0.0)
-    assert tree.is_dirty is None
-
-
 @pytest.mark.parametrize(
     ("entry", "value"),
     [

@@ -7,7 +7,6 @@ import logging
 import os
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ FILES = (MANIFEST, CONFIG, METRICS, f"{METRICS}-wal")
 WATCHED = (*FILES, "checkpoints", "kept")  # that a summary depends on
 OWN_FILES = (*FILES, LOCK)  # that are read, so none may lead elsewhere
 MAX_DEPTH = 12  # of folders in folders
-PATIENCE = 10  # times as long as reading took: a tenth of a processor at most for one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +39,12 @@ class RunEntry:
     summary: dict[str, Any]
     text: str = field(repr=False)
     problem: str | None = None  # why nothing of it may be read
-    seconds: float = 0.0  # that reading it took
-    looked_at: float = field(default_factory=time.monotonic)
 
     def is_stale(self, stamp: Stamp) -> bool:
-        """Whether files have changed since, or the process of a run that was training is gone.
-
-        A run that takes long to read, with a hundred thousand epochs, is read again less often,
-        unless it has ended.
-        """
-        if stamp == self.stamp:
-            return self.summary["state"] == "running" and state_of(self.path) != "running"
-        is_due = time.monotonic() - self.looked_at >= self.seconds * PATIENCE
-        return is_due or stamp[0] != self.stamp[0]  # its manifest says how it ended
+        """Whether files have changed since, or the process of a run that was training is gone."""
+        if stamp != self.stamp:
+            return True
+        return self.summary["state"] == "running" and state_of(self.path) != "running"
 
 
 class RunsFolder:
@@ -238,7 +229,6 @@ def find_problem(path: Path) -> str | None:
 def read_entry(run: str, path: Path, stamp: Stamp) -> RunEntry | None:
     """Summarize a run; None where it is gone. A damaged run has a summary too, which says what is
     wrong."""
-    began = time.monotonic()
     try:
         problem = find_problem(path)
         if problem:
@@ -254,7 +244,7 @@ def read_entry(run: str, path: Path, stamp: Stamp) -> RunEntry | None:
         problem = f"It cannot be read: {error or type(error).__name__}"
         summary = damaged_summary(run, path, problem)
     summary = plain(summary)
-    return RunEntry(run, path, stamp, summary, to_json(summary), problem, time.monotonic() - began)
+    return RunEntry(run, path, stamp, summary, to_json(summary), problem)
 
 
 def _walk(folder: Path, root: Path, depth: int) -> Iterator[Path]:

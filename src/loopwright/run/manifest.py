@@ -130,7 +130,7 @@ class RunManifest:
             python=platform.python_version(),
             torch=torch.__version__,
             loopwright=__version__,
-            platform=describe_platform(),
+            platform="-".join([platform.system(), platform.release(), platform.machine()]),
             device=device,
             seed=seed,
             seed_source=seed_source,
@@ -351,15 +351,6 @@ def installed_packages() -> dict[str, str]:
             package, _, version = name.removesuffix(".dist-info").partition("-")
             found.setdefault(package.replace("_", "-").lower(), version)
     return dict(sorted(found.items()))
-
-
-def describe_platform() -> str:
-    """System, release, machine and C library, as `platform.platform` gives them, without its child
-    process."""
-    parts = [platform.system(), platform.release(), platform.machine()]
-    if "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}):
-        parts.append(f"with-{(os.confstr('CS_GNU_LIBC_VERSION') or 'libc').replace(' ', '')}")
-    return "-".join(parts)
 
 
 def describe_hardware() -> dict[str, Any]:
