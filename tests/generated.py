@@ -37,7 +37,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 LOGGING = " log_image log_images log_histogram log_text log_table log_figure"
 
 SIMPLE = {  # methods by what they are for; a test says that none is left out
-    "called": "train train_epoch train_step eval_step evaluate load_checkpoint export" + LOGGING,
+    "called": "train train_epoch train_step eval_step evaluate load_checkpoint" + LOGGING,
     "inside": "_prepare_batch _forward_pass _compute_loss _save_checkpoint state_dict "
     "load_state_dict",
 }

@@ -3,7 +3,6 @@ of weights."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +30,6 @@ def test_best_model_holds_a_plain_safetensors_file_of_the_weights(
     assert_same_model(other, model)
 
 
-def test_export_is_one_file_for_torch_load_or_safetensors(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    from safetensors.torch import load_file
-
-    model = build_net()
-    trainer = Trainer(model, adam(model), cross_entropy)
-    trainer.train(shuffled(points), 1)
-    for name, read in (("m.pt", torch.load), ("m.safetensors", load_file)):
-        trainer.export(tmp_path / name)
-        assert (tmp_path / name).is_file()
-        other = build_net(9)
-        other.load_state_dict(read(tmp_path / name))
-        assert_same_model(other, model)
-        trainer.load_checkpoint(tmp_path / name)
-
-
 def tiny_gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -69,33 +51,6 @@ def test_hugging_face_model_is_loaded_from_its_best_model_by_from_pretrained(
         assert file.metadata()["format"] == "pt"  # which older versions insist on
     assert verify_checkpoint(tmp_path / "best_model") == []
     Trainer(tiny_gpt2(), None, None).load_checkpoint(tmp_path / "best_model")
-
-
-class Hub(nn.Linear):
-    """A model with files of its own beside its weights."""
-
-    def save_pretrained(self, folder: Any) -> None:
-        torch.save(self.state_dict(), Path(folder) / "pytorch_model.bin")
-        (Path(folder) / "sizes.json").write_text(json.dumps([self.in_features, self.out_features]))
-
-
-def test_files_of_save_pretrained_are_part_of_the_checkpoint_but_for_its_weights(
-    tmp_path: Path,
-) -> None:
-    trainer = Trainer(Hub(6, 3), None, None)
-    for epoch in range(2):
-        trainer._save_checkpoint(str(tmp_path / "here"), epoch)
-    names = {path.name for path in (tmp_path / "here").iterdir()}
-    assert names == {
-        "manifest.json",
-        "state.json",
-        "state.safetensors",
-        "model.safetensors",
-        "sizes.json",
-    }
-    assert json.loads((tmp_path / "here" / "sizes.json").read_text()) == [6, 3]
-    (tmp_path / "here" / "sizes.json").write_text("[]")
-    assert any("sizes.json" in problem for problem in verify_checkpoint(tmp_path / "here"))
 
 
 def test_checkpoint_of_another_optimizer_says_how_to_load_the_weights_alone(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -28,7 +27,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "best_model_mode": ("auto", "min", "max"),
     "compile": ("step",),
 }
-NO_CONFIG = (str, bytes, int, float, list, tuple, set, nn.Module, Optimizer, LRScheduler)
+NO_CONFIG = (str, int, float, list, tuple, torch.device, Optimizer, LRScheduler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +63,11 @@ class TrainingSettings:
     @classmethod
     def of(cls, config: Any) -> TrainingSettings:
         """Read a config of nested mappings, objects with attributes, or a mix of both."""
-        if isinstance(config, (*NO_CONFIG, torch.device)):
+        if isinstance(config, NO_CONFIG):
             raise ConfigurationError(
                 "config-kind",
                 f"config is {config!r:.60}, a {type(config).__name__}: pass a mapping or an object "
-                'with the section `training`, such as {"training": {"max_grad_norm": 1.0}}. The '
-                "order is Trainer(model, optimizer, loss_fn, config, device, scheduler).",
+                'with the section `training`, such as {"training": {"max_grad_norm": 1.0}}.',
             )
         training = _entry(config, SECTION)
         known = [field.name for field in fields(cls)]
@@ -95,32 +93,27 @@ class TrainingSettings:
         return torch.optim.AdamW(params, **options)
 
     def settle_weight_decay(self, optimizer: Optimizer) -> str | None:
-        """Give the weight decay to groups without one of their own; the line that says so, or why
-        not.
+        """Give the weight decay to groups without one of their own; the line that says to how many.
 
         A group's value is its own where it is not the default of its class. Where that default is
         0, a group with 0 beside others with more is meant to have 0.
         """
         value = self.weight_decay
-        kind = type(optimizer).__name__
         groups = optimizer.param_groups
-        if value is None:
-            return None
-        said = f"config: training.weight_decay={value:g} is"
-        if any("weight_decay" not in group for group in groups):
-            return f"{said} not used: {kind} has no weight decay."
-        if all(group["weight_decay"] == value for group in groups):
+        if value is None or all(group.get("weight_decay") == value for group in groups):
             return None
         parameter = inspect.signature(type(optimizer)).parameters.get("weight_decay")
         default = 0.0 if parameter is None else parameter.default
-        free = [group for group in groups if group["weight_decay"] == default]
-        if not free or (default == 0 and len(free) < len(groups)):
-            own = ", ".join(f"{group['weight_decay']:g}" for group in groups)
-            return f"{said} not used: the optimizer ({kind}) has its own, {own}."
+        free = [group for group in groups if group.get("weight_decay") == default]
+        if default == 0 and len(free) < len(groups):
+            free = []
         for group in free:
             group["weight_decay"] = value
-        where = f" in {len(free)} of {len(groups)} parameter groups"
-        return f"{said} used by the optimizer ({kind}){where}, instead of the default, {default:g}."
+        return (
+            f"config: training.weight_decay={value:g} is used in {len(free)} of {len(groups)} "
+            f"parameter groups of the optimizer ({type(optimizer).__name__}); any other has its "
+            "own, or none."
+        )
 
 
 def _entry(holder: Any, name: str) -> Any:

@@ -13,7 +13,8 @@ from ...callback import named_hook
 from ...callbacks.interval import metric_of
 from ...callbacks.stopping import EarlyStopping
 from ...checkpoint.manifest import check_inside
-from ...errors import CheckpointError, ConfigurationError, check_arguments, check_number
+from ...checkpoint.migrations import explained
+from ...errors import ConfigurationError, check_arguments, check_number
 from ...metrics.best import Mode, WatchedMetric, is_better, settle_all
 from ...text import nearest
 from ...training.first_batch import measured_on
@@ -81,8 +82,8 @@ class EpochEnds:
             raise ConfigurationError(
                 "epoch-callback",
                 f"callbacks has {callback!r}, which is neither a function of (trainer, epoch, "
-                "metrics) nor a tracker: pass the functions themselves, as in callbacks=[log], not "
-                "callbacks=[log()], and objects, not classes.",
+                "metrics) nor a tracker: pass callbacks=[log], not callbacks=[log()], and objects, "
+                "not classes.",
             )
         check_arguments(callback, ("trainer", "epoch", "metrics"), f"Callback {name}")
         return named_hook(callback, f"callback {name}", self.trainer)
@@ -109,7 +110,8 @@ class EpochEnds:
             if is_own:
                 self.save_dir.mkdir(parents=True, exist_ok=True)  # `torch.save` does not make it
         if loaded is not None:
-            self._go_on(loaded)
+            with explained("The part 'simple' of the saved state cannot be loaded"):
+                self._go_on(loaded)
 
     def _check_measured(self, eval_dataloader: Any) -> None:
         """Refuse a metric that no epoch will have, as far as that can be known before the first
@@ -154,13 +156,6 @@ class EpochEnds:
         return {"rows": [*self.earlier, *self.rows], "stopping": saved, "best": best}
 
     def _go_on(self, state: Mapping[str, Any]) -> None:
-        for name in ("rows", "stopping", "best"):
-            if name not in state:
-                raise CheckpointError(
-                    "malformed-state",
-                    f"The part 'simple' of the saved state has no field {name!r}: it is damaged or "
-                    "was changed. Resume from an earlier checkpoint.",
-                )
         self.earlier = [dict(row) for row in state["rows"]]
         stopping = state["stopping"]
         if self.patience is not None and stopping is not None:

@@ -4,8 +4,6 @@ replaces."""
 from __future__ import annotations
 
 import inspect
-import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,9 +21,9 @@ from ...data.open import batch_size_of
 from ...errors import CheckpointError, ConfigurationError, check_number
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
-from ...optim.build import check_given
 from ...runtime.base import checked_device
 from ...trainer import Trainer as CoreTrainer
+from ...training.components import is_trained
 from ...training.supervised import TARGET_NAMES, call_model, loss_of, split_supervised
 from .._shared import LoggingTrainer, is_overridden, tracked
 from .core import NAMES, SimpleCore
@@ -34,9 +32,7 @@ from .epoch_ends import EpochCallback, EpochEnds, as_lists, check_plateau
 if TYPE_CHECKING:
     from ...trackers import Track
 
-# files of `save_pretrained` that a checkpoint has already
-WEIGHTS = re.compile(r"(pytorch_)?model[-\w]*\.(safetensors|bin)(\.index\.json)?")
-OWN_FILES = ("manifest.json", "state.json", "state.safetensors", "pieces.json")
+KEPT = (Optimizer, LRScheduler)
 
 
 class Trainer(LoggingTrainer):
@@ -97,7 +93,6 @@ class Trainer(LoggingTrainer):
 
     @model.setter
     def model(self, model: nn.Module) -> None:
-        check_given(model, None, None, seed=None)
         self._core.model = model
         self._core.runtime.place(model)
 
@@ -109,7 +104,6 @@ class Trainer(LoggingTrainer):
 
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
-        check_given(None, optimizer, None, seed=None)
         self._core.set_optimizer(optimizer)
 
     @property
@@ -140,7 +134,6 @@ class Trainer(LoggingTrainer):
 
     @loss_fn.setter
     def loss_fn(self, loss_fn: Callable[..., Any] | None) -> None:
-        check_given(None, None, loss_fn, seed=None)
         self._core.loss_fn = loss_fn
         if isinstance(loss_fn, nn.Module):
             self._core.runtime.place(loss_fn)
@@ -347,10 +340,6 @@ class Trainer(LoggingTrainer):
             "history": as_lists(rows),
         } | noted
 
-    def export(self, path: str | Path) -> None:
-        """Write the model's weights to one file: `.safetensors`, or `.pt` for `torch.load`."""
-        self._core.export(path)
-
     def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
         """Write the whole state to a checkpoint directory, which appears complete or not at all.
 
@@ -379,7 +368,7 @@ class Trainer(LoggingTrainer):
         names = [
             name
             for name, value in vars(self).items()
-            if id(value) not in kept and _is_trained(value)
+            if id(value) not in kept and _has_state(value)
         ]
         if names and not (core.has_said_unsaved or has_users_state(self)):
             core.has_said_unsaved = True
@@ -442,21 +431,17 @@ def _numbers(result: StepResult) -> dict[str, float]:
 
 def _takes_two(loss_fn: Callable[..., Any]) -> bool:
     """Whether a loss function can be called with outputs and targets."""
+    function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
-        inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).bind(
-            None, None
-        )
-    except TypeError:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
         return False
-    except ValueError:  # of something built in
-        return True
     return True
 
 
 def as_device(given: Any) -> torch.device | None:
-    """The device, where it is one that is there; None for the best there is, which "auto" means as
-    well."""
-    return None if given is None or given == "auto" else checked_device(given)
+    """The device, where it is one that is there; None for the best there is."""
+    return None if given is None else checked_device(given)
 
 
 def check_data(data: Any, name: str) -> None:
@@ -466,37 +451,19 @@ def check_data(data: Any, name: str) -> None:
         raise ConfigurationError(
             "no-loader",
             f"{name} is a {type(data).__name__}, which does not return batches: pass a DataLoader, "
-            "such as DataLoader(dataset, batch_size=32). The order is train(train_dataloader, "
-            "num_epochs, eval_dataloader).",
+            "such as DataLoader(dataset, batch_size=32).",
         )
 
 
-def _is_trained(value: Any) -> bool:
-    if isinstance(value, nn.Module):
-        return any(param.requires_grad for param in value.parameters())
-    return isinstance(value, (Optimizer, LRScheduler))
+def _has_state(value: Any) -> bool:
+    return is_trained(value) if isinstance(value, nn.Module) else isinstance(value, KEPT)
 
 
 def pretrained_files(model: nn.Module) -> dict[str, bytes]:
-    """The files that `from_pretrained` needs beside the weights; none for a model without
-    `save_pretrained`."""
-    if not callable(getattr(model, "save_pretrained", None)):
-        return {}
+    """The files that `from_pretrained` of transformers needs beside the weights."""
     with TemporaryDirectory() as folder:
-        for part in _transformers_parts(model) or [model]:
-            part.save_pretrained(folder)
-        files = [path for path in Path(folder).iterdir() if path.is_file()]
-        return {
-            path.name: path.read_bytes()
-            for path in files
-            if not WEIGHTS.fullmatch(path.name) and path.name not in OWN_FILES
-        }
-
-
-def _transformers_parts(model: nn.Module) -> list[Any]:
-    """The configs of a model of transformers: all that has to be written besides its weights."""
-    module = sys.modules.get("transformers.modeling_utils")
-    if module is None or not isinstance(model, module.PreTrainedModel):
-        return []
-    found = (getattr(model, name, None) for name in ("config", "generation_config"))
-    return [part for part in found if part is not None]
+        for name in ("config", "generation_config"):
+            part: Any = getattr(model, name, None)
+            if callable(getattr(part, "save_pretrained", None)):
+                part.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
