@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import ConfigurationError, DataError, Trainer
 from tests.mistakes import raises
@@ -230,49 +230,6 @@ def test_targets_that_do_not_fit_are_shown_beside_the_outputs(points):
         with pytest.raises((RuntimeError, IndexError)) as caught:
             build().train((inputs, wrong), 1)
         assert "a float32 tensor of shape (32, 3) as outputs and" in "".join(caught.value.__notes__)
-
-
-# Targets, samples and metrics that do not fit
-
-NOTED: dict[str, tuple[Callable[[TensorDataset], Any], Any, Any, str]] = {
-    "a data set of pictures without a transform": (
-        lambda d: ListDataset([(Picture(), 1)]),
-        None,
-        cross_entropy,
-        "value of type Picture: let it return tensors",
-    ),
-    "samples of different shapes": (
-        lambda d: ListDataset([(torch.zeros(size), 1) for size in (6, 7)]),
-        None,
-        cross_entropy,
-        "crop or pad them in the data set",
-    ),
-}
-
-
-class Picture:
-    """Stands for an image that is no tensor."""
-
-
-class ListDataset(Dataset[Any]):
-    def __init__(self, samples: list[Any]) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples[index]
-
-
-@pytest.mark.parametrize("what", NOTED)
-def test_an_error_about_targets_or_samples_has_a_note_with_the_remedy(mistake, points, what):
-    make, model, loss_fn, match = NOTED[what]
-    with pytest.raises((RuntimeError, IndexError, TypeError, ValueError)) as caught:
-        build(model, loss_fn=loss_fn).train(make(points), 1)
-    note = "".join(caught.value.__notes__)
-    assert match in note
-    mistake.said("Data", what, note)
 
 
 @pytest.mark.parametrize(

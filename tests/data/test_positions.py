@@ -254,14 +254,6 @@ def test_a_source_that_does_not_take_over_its_state_is_found_with_the_next_batch
         resumed.take(1)
 
 
-def test_a_source_that_refuses_its_state_is_named() -> None:
-    stream = opened(lambda: Opening(ByStateDict))
-    stream.take(3)
-    resumed = opened(lambda: Opening(Other))
-    with raises("position-refused", "Other", "load_state_dict", "dict", "KeyError", "'offset'"):
-        resumed.load_state_dict(stored(stream.state_dict()))
-
-
 def test_a_source_that_has_no_state_any_more_is_refused() -> None:
     stream = opened(lambda: Opening(ByStateDict))
     stream.take(3)

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate, get_worker_info
 
-from .columns import NamedColumns, as_tensor, is_mapped_array, is_plain_tensor, not_negative
+from .columns import (
+    NamedColumns,
+    as_tensor,
+    is_mapped_array,
+    is_plain_tensor,
+    not_negative,
+    stacked,
+)
 from .stream import MAX_BY_VALUE
 
 Select = Callable[[Tensor], Any]
@@ -40,10 +47,7 @@ def is_mapped(dataset: Any) -> bool:
         return is_mapped_array(dataset)
     if isinstance(dataset, Subset):
         return is_mapped(dataset.dataset)
-    if isinstance(dataset, StackDataset):
-        datasets: Any = dataset.datasets
-        return any(map(is_mapped, datasets.values() if isinstance(datasets, dict) else datasets))
-    return False
+    return isinstance(dataset, StackDataset) and any(map(is_mapped, stacked(dataset)))
 
 
 def _of_tensor(tensor: Tensor) -> SelectedColumns | None:
@@ -136,16 +140,7 @@ def collate_samples(samples: Any) -> Any:
             return [collate_samples(column) for column in zip(*samples, strict=False)]
     elif kind is dict:
         return {key: collate_samples([sample[key] for sample in samples]) for key in first}
-    try:
-        return default_collate(samples)
-    except TypeError as error:
-        if kind.__module__.partition(".")[0] not in ("torch", "numpy"):
-            error.add_note(
-                f"The data set returned a sample with a value of type {kind.__name__}: let it "
-                "return tensors or numbers (for images use a transform such as torchvision's "
-                "`ToTensor()`), or pass a DataLoader with a `collate_fn`."
-            )
-        raise
+    return default_collate(samples)
 
 
 def _column(column: Any) -> Any:
@@ -164,12 +159,4 @@ def _stack(tensors: Any, first: Tensor) -> Any:
         first.requires_grad or len(tensors) * first.nbytes > MAX_BY_VALUE
     ):
         return default_collate(tensors)
-    try:
-        return torch.stack(tensors)
-    except RuntimeError as error:
-        if any(tensor.shape != first.shape for tensor in tensors):
-            error.add_note(
-                "Samples of one batch have different shapes: crop or pad them in the data set, or "
-                "pass a DataLoader with a `collate_fn` that pads them."
-            )
-        raise
+    return torch.stack(tensors)

@@ -46,10 +46,12 @@ def from_columns(data: Any) -> Any:
     named = dict(data) if is_named else {f"entry {n}": part for n, part in enumerate(data)}
     parts: list[Any] = list(named.values())
     if _has_lists(parts):
-        stacked: dict[str, Any] = {
+        columns_and_lists: dict[str, Any] = {
             name: part if isinstance(part, list) else _tensor(part) for name, part in named.items()
         }
-        return StackDataset(**stacked) if is_named else StackDataset(*stacked.values())
+        if is_named:
+            return StackDataset(**columns_and_lists)
+        return StackDataset(*columns_and_lists.values())
     if parts and all(map(_is_column, parts)):
         columns = _columns(named)
         return NamedColumns(columns) if is_named else TensorDataset(*columns.values())
@@ -156,11 +158,16 @@ def is_read_only(data: Any) -> bool:
     if isinstance(data, TensorDataset):
         return any(map(is_read_only, data.tensors))
     if isinstance(data, StackDataset):
-        datasets: Any = data.datasets
-        return any(map(is_read_only, datasets.values() if isinstance(datasets, dict) else datasets))
+        return any(map(is_read_only, stacked(data)))
     if isinstance(data, NamedColumns):
         return any(map(is_read_only, data.columns.values()))
     return isinstance(data, Tensor) and hasattr(data, _READ_ONLY)
+
+
+def stacked(dataset: StackDataset[Any]) -> list[Any]:
+    """Return the data sets in a `StackDataset`."""
+    datasets: Any = dataset.datasets
+    return list(datasets.values() if isinstance(datasets, dict) else datasets)
 
 
 def as_indices(values: Any) -> Tensor:

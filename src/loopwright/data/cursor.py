@@ -137,7 +137,7 @@ class Cursor:
                 f"{type(self.source).__name__} has no state now, or had none when the position was "
                 "saved: resume with the same data, or start a new run.",
             )
-        found.write(deepcopy(saved))
+        found.set(deepcopy(saved))
         self._is_placed = True
         if not is_inside:
             return
@@ -310,18 +310,6 @@ class Accessors(NamedTuple):
                     f"{path or 'it'} is a {type(value).__name__}. Return {STORABLE}.",
                 )
         return state
-
-    def write(self, state: Any) -> None:
-        """Set a state that was saved."""
-        try:
-            self.set(state)
-        except Exception as error:
-            raise DataError(
-                "position-refused",
-                f"{self.owner}.{self.set.__name__}() refused the saved position, a "
-                f"{type(state).__name__} ({type(error).__name__}: {error}): resume with the same "
-                "data, or start a new run.",
-            ) from error
 
 
 def accessors(owner: object) -> Accessors | None:

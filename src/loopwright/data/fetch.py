@@ -33,7 +33,7 @@ from torch.utils.data import (
 
 from .._torch_compat import collates_as_torch, pin_memory
 from ..errors import WaitInterrupted
-from .columns import NamedColumns, is_read_only
+from .columns import NamedColumns, is_read_only, stacked
 from .containers import map_tensors
 from .order import COLLATE, SAMPLE, derive_seed, derive_seeds
 from .random import RngTracker, numpy_random
@@ -251,7 +251,7 @@ def is_deterministic(dataset: Any) -> bool:
     if kind is ConcatDataset:
         return all(map(is_deterministic, dataset.datasets))
     if kind is StackDataset:
-        return all(map(is_deterministic, _stacked(dataset)))
+        return all(map(is_deterministic, stacked(dataset)))
     return kind in (
         TensorDataset,
         NamedColumns,
@@ -271,7 +271,7 @@ def fetches_batches(dataset: Any) -> bool:
     if method is Subset.__getitems__:
         return fetches_batches(dataset.dataset)
     if method is StackDataset.__getitems__:
-        return any(map(fetches_batches, _stacked(dataset)))
+        return any(map(fetches_batches, stacked(dataset)))
     return callable(method)
 
 
@@ -301,11 +301,6 @@ def is_arrow(dataset: Any) -> bool:
 
 def _are_numbers(indices: list[Any]) -> bool:
     return set(map(type, indices)) == {int} and min(indices) >= 0
-
-
-def _stacked(dataset: Any) -> list[Any]:
-    datasets = dataset.datasets
-    return list(datasets.values() if isinstance(datasets, dict) else datasets)
 
 
 def as_number(index: Any) -> int:

@@ -104,11 +104,11 @@ def refuse_shuffled(data: Any) -> None:
 def as_dataset(data: Any) -> Any:
     """Return a data set of the rows of tensors and arrays (one, a tuple or a dict of them); other
     data unchanged."""
-    is_plain_data = isinstance(data, Dataset | Stateful) and not isinstance(data, NO_DATA)
-    if is_plain_data or not isinstance(data, Tensor | np.ndarray | tuple | Mapping | NO_DATA):
-        return data
     if isinstance(data, NO_DATA):
         refuse(data)
+    is_columns = isinstance(data, Tensor | np.ndarray | tuple | Mapping)
+    if not is_columns or isinstance(data, Dataset | Stateful):
+        return data
     return from_columns(data)
 
 

@@ -106,7 +106,6 @@ class ProgressBarCallback(TrainerCallback):
     label = ""  # of the bar that is drawn, if one is
     total: int | None = None
     count = 0
-    began = 0.0
     drawn = 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -114,34 +113,27 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         stream = trainer._core.run.data.eval_stream
-        if not self.label:  # the bar of an epoch stays during evaluations inside it
-            self._begin(trainer, "eval", None if stream is None else stream.num_batches)
+        if not self.label and stream is not None:  # that of an epoch stays
+            self._begin(trainer, "eval", stream.num_batches)
 
     def _begin(self, trainer: Trainer, label: str, total: int | None) -> None:
         if sys.stdout.isatty() and trainer.run_config.is_local_process_zero:
             self.label = label
             self.total = total
             self.count = 0
-            self.began = self.drawn = monotonic()
 
     def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
-        now = monotonic()
         self.count += 1
+        now = monotonic()
         if self.label and now - self.drawn >= REDRAW_SECONDS:
             self.drawn = now
-            self._draw(self.text(now))
+            filled = BAR_WIDTH * self.count // max(self.total or 0, 1)
+            bar = f"[{'=' * filled:<{BAR_WIDTH}}] " if self.total else ""
+            self._draw(f"{self.label} {bar}{self.count}/{self.total or '?'}")
 
     def on_eval_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
         if self.label == "eval":
             self.on_train_step_end(trainer)
-
-    def text(self, now: float) -> str:
-        """The bar at this moment."""
-        speed = f"{self.count / max(now - self.began, 1e-9):.0f} batches/s"
-        if self.total is None:
-            return f"{self.label} {self.count}  {speed}"
-        filled = BAR_WIDTH * self.count // max(self.total, 1)
-        return f"{self.label} [{'=' * filled:<{BAR_WIDTH}}] {self.count}/{self.total}  {speed}"
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         if self.label:
