@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -96,26 +94,3 @@ def test_every_command_and_option_of_the_parser_is_in_the_script(shell, capsys):
         for name in action.option_strings:
             word = name.lstrip("-") if shell in ("fish", "tcsh") else name
             assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", script), (path, name)
-
-
-def test_the_script_for_bash_is_sound(bash):
-    subprocess.run(
-        ["bash", "-n", str(Path(bash.folder) / "other/loopwright.bash")], check=True, timeout=300
-    )
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])
-def test_other_shells_take_their_script(shell, tmp_path, capsys):
-    """Where they are installed; that runs are offered there is in the script."""
-    assert main(["completion", shell]) == 0
-    script = tmp_path / "script"
-    script.write_text(capsys.readouterr().out)
-    if shell != "tcsh":  # which has no functions
-        assert "find -L runs" in script.read_text()
-    if shutil.which(shell):
-        zsh = f'autoload -Uz compinit; compinit -u -D; eval "$(<{script})"'
-        command = zsh if shell == "zsh" else f"source {script}"
-        done = subprocess.run(
-            [shell, "-c", command], capture_output=True, text=True, timeout=300, check=True
-        )
-        assert done.stderr == ""

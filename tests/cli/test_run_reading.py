@@ -91,18 +91,6 @@ def test_a_run_on_another_machine_is_running_while_it_writes(tmp_path):
     assert RunView(path).state == "crashed"
 
 
-def test_values_are_read_bit_for_bit(tmp_path):
-    store = MetricsStore(tmp_path / "metrics.sqlite")
-    written = [0.1, float("nan"), -0.0, 0.0, float("inf"), 5e-324]
-    store.add_steps(
-        rows_of([(step, step, "x", value) for step, value in enumerate(written, start=1)])
-    )
-    store.flush()
-    read = [point.value for point in MetricsView(tmp_path / "metrics.sqlite").steps("x")]
-    assert [value.hex() for value in read] == [value.hex() for value in written]
-    store.close()
-
-
 def test_rows_are_seen_while_a_writer_has_the_file_open_and_it_goes_on_writing(tmp_path):
     store = MetricsStore(tmp_path / "metrics.sqlite")
     store.add_steps(rows_of([(1, 1, "loss", 0.5)]))

@@ -356,7 +356,7 @@ class ConfigCheck:
             return False
         engine, probe = found
         self.report.checked.append("training steps")
-        params = engine._components.parameters()
+        params = {param for module in engine.modules.values() for param in module.parameters()}
         self.report.facts["parameters"] = sum(param.numel() for param in params)
         self._judge(probe, may_rest=bool(engine.schedules) and not probe.has_rate)
         for key, dataset in engine.datasets.items():

@@ -180,9 +180,9 @@ def rank_cost(
 def _part(param: Tensor, shards: int, place: int) -> int:
     """The bytes of a shard: torch cuts the first dimension into equal parts, but for the last ones,
     which may be smaller or empty."""
-    if shards == 1:
+    rows = param.shape[0] if param.dim() else 0
+    if shards == 1 or rows == 0:
         return param.nbytes
-    rows = param.shape[0]
     most = ceil(rows / shards)
     own = max(0, min(most, rows - place * most))
     return own * (param.nbytes // rows)
@@ -275,7 +275,8 @@ def _of_wrapped(
     reduced = 0
     for param in params:
         # the first dimension is filled up to a multiple of the shards
-        padded = ceil(param.shape[0] / mesh.shard) * mesh.shard * prod(param.shape[1:])
+        rows = param.shape[0] if param.dim() else 1
+        padded = ceil(rows / mesh.shard) * mesh.shard * prod(param.shape[1:])
         param_dtype = settings.param_dtype or param.dtype
         gathered += padded * param_dtype.itemsize
         if param.requires_grad:

@@ -139,24 +139,6 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
     assert child.close() is None
 
 
-def test_a_process_that_ends_its_connection_first_does_not_hold_up_the_sweep(project):
-    with (project / "cli_project.py").open("a") as module:
-        module.write(
-            "\n\nimport json, signal, socket, sys\n\nclass Hanging(Net):\n"
-            "    def forward(self, x):\n"
-            "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-            "        both = json.loads(sys.argv[1])['connection']\n"
-            "        socket.socket(fileno=both).shutdown(socket.SHUT_RDWR)\n"
-            "        signal.pause()\n"
-        )
-    _, child = started_child(project, "model.kind=cli_project.Hanging")
-    wait_for(lambda: not list(child.messages()) and not child.is_connected)
-    assert child.process.poll() is None
-    child.process.kill()
-    child.process.wait()
-    assert child.close().startswith("its process ended with SIGKILL: ")
-
-
 def test_a_run_that_waits_for_the_answer_of_a_killed_sweep_is_interrupted_and_not_pruned(project):
     task, child = started_child(project)
     wait_for(lambda: any(True for _ in child.messages()))
