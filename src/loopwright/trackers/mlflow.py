@@ -71,7 +71,8 @@ class MLflowRun:
         self._id = ""
 
     def start(self, run: TrackedRun) -> None:
-        uri = self.uri or self._default_uri()
+        here = f"sqlite:///{Path('mlflow.db').absolute()}"
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or here
         self._client = import_module("mlflow").MlflowClient(tracking_uri=uri)
         noted = run.memory.get("id")
         if run.is_resumed and isinstance(noted, str):
@@ -85,20 +86,14 @@ class MLflowRun:
         self._id = run.memory["id"] = made.info.run_id
         self._log_config(run)
 
-    def _default_uri(self) -> str:
-        return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').absolute()}"
-
     def _experiment_id(self, uri: str) -> str:
         found = self._client.get_experiment_by_name(self.experiment)
         if found is not None:
             return str(found.experiment_id)
         place = None
         if uri.startswith("sqlite:///"):  # or artifacts would go to the working directory
-            place = (
-                Path(uri.removeprefix("sqlite:///")).absolute().parent
-                / "mlartifacts"
-                / self.experiment
-            ).as_uri()
+            folder = Path(uri.removeprefix("sqlite:///")).absolute().parent
+            place = (folder / "mlartifacts" / self.experiment).as_uri()
         return str(self._client.create_experiment(self.experiment, artifact_location=place))
 
     def _log_config(self, run: TrackedRun) -> None:
