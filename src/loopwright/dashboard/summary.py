@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from ..text import counted, duration
 
 Json = dict[str, Any]
 MAX_SETTINGS = 2_000
-MAX_TEXT = 300  # of a value of the settings
 TIMES = {1: "once", 2: "twice"}
 OCCURRENCES = {
     "started anew": "Restarted from the beginning {times}, because there was no resume point.",
@@ -40,7 +40,7 @@ def summarize(run_id: str, run: Run) -> Json:
         "updated": run.last_write or None,
         "ended": _seconds(run.ended),
         "rate": rate,
-        "config": {key: _short(value) for key, value in list(run.settings.items())[:MAX_SETTINGS]},
+        "config": {key: _shown(value) for key, value in list(run.settings.items())[:MAX_SETTINGS]},
         "last": run.last,
         "names": sorted({*run.step_names, *run.epoch_names}),
         "step_names": run.step_names,
@@ -72,12 +72,10 @@ def _value(run: Run, name: str) -> float | None:
     return None if found is None else found.value
 
 
-def _short(value: object) -> object:
-    """A setting, with the beginning of a long text."""
-    is_long = isinstance(value, str) and len(value) > MAX_TEXT
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)
-    return f"{str(value)[:MAX_TEXT]}…" if is_long else value
+def _shown(value: object) -> object:
+    """A setting as JSON can hold it."""
+    is_odd = isinstance(value, float) and not isfinite(value)
+    return str(value) if is_odd else value
 
 
 def _seconds(moment: datetime | None) -> float | None:
