@@ -112,12 +112,10 @@ READ = (
         "checkpoint.Candidate",
         "checkpoint.Checkpoint",
         "checkpoint.CheckpointContent",
-        "checkpoint.CheckpointDiff",
     ),
     *(
         "checkpoint.CheckpointInfo",
         "checkpoint.Difference",
-        "checkpoint.Entry",
         "checkpoint.KeptModel",
     ),
     *("checkpoint.TensorInfo", "config.Problem", "config.Variant", "run.Runs"),
@@ -132,7 +130,7 @@ UNEXPLAINED = {  # names without "Args:", and why
     },
 }
 WITHOUT_EXAMPLE = {  # names without an example, and why
-    **{f"loopwright.{name}": RESULT for name in (*READ, "checkpoint.Manifest", "checkpoint.Piece")},
+    **{f"loopwright.{name}": RESULT for name in (*READ, "checkpoint.Manifest", "checkpoint.TensorShard")},
     **dict.fromkeys(set(ERRORS) - {"loopwright.LoopwrightError"}, RAISED),
     "loopwright.checkpoint.decode": "the example of `encode` has it",
     "loopwright.interfaces.adversarial.Trainer": IMAGES,

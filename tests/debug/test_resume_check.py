@@ -145,7 +145,7 @@ def test_a_counter_on_the_trainer_is_found(points):
     report = check_resume(lambda: build(kind=Warming), points, batch_size=8)
     assert paths(report.unsaved) == ["trainer/count"]
     assert "model" in report.differing[0].path
-    assert "trainer.count: only in the first: 2   (saved run / loaded run)" in str(report)
+    assert "trainer.count: 2 / nothing   (saved run / loaded run)" in str(report)
 
 
 def test_state_in_a_global_variable_is_reported_by_what_it_does(points):

@@ -12,7 +12,7 @@ from .._lazy import lazily
 
 if TYPE_CHECKING:
     from .atomic import new_token
-    from .compare import CheckpointDiff, Difference, diff_checkpoints
+    from .compare import Difference, diff_checkpoints
     from .encoding import decode, encode
     from .format import Checkpoint, read_checkpoint, write_checkpoint
     from .inspect import (
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .layout import TensorInfo, read_header
     from .manifest import Manifest, read_manifest, verify_checkpoint
     from .policy import Candidate, KeepPolicy, ResumePolicy
-    from .sharded import Group, Piece, TensorShard, load_stored, place_like, restore_into
-    from .store import CheckpointStore, Entry, KeptModel, KeptModels, update_name
+    from .sharded import Group, TensorShard, load_stored, place_like, restore_into
+    from .store import CheckpointStore, KeptModel, KeptModels, update_name
     from .tensors import StoredTensor, Tree
     from .weights import load_weights, save_weights
     from .writer import AsyncWriter, SnapshotBuffers, snapshot
@@ -36,17 +36,14 @@ __all__ = [
     "Candidate",
     "Checkpoint",
     "CheckpointContent",
-    "CheckpointDiff",
     "CheckpointInfo",
     "CheckpointStore",
     "Difference",
-    "Entry",
     "Group",
     "KeepPolicy",
     "KeptModel",
     "KeptModels",
     "Manifest",
-    "Piece",
     "ResumePolicy",
     "SnapshotBuffers",
     "StoredTensor",
@@ -79,17 +76,14 @@ _HOMES = {
     "Candidate": "policy",
     "Checkpoint": "format",
     "CheckpointContent": "inspect",
-    "CheckpointDiff": "compare",
     "CheckpointInfo": "inspect",
     "CheckpointStore": "store",
     "Difference": "compare",
-    "Entry": "store",
     "Group": "sharded",
     "KeepPolicy": "policy",
     "KeptModel": "store",
     "KeptModels": "store",
     "Manifest": "manifest",
-    "Piece": "sharded",
     "ResumePolicy": "policy",
     "SnapshotBuffers": "writer",
     "StoredTensor": "tensors",

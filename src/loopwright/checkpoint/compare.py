@@ -1,10 +1,8 @@
-"""Where two checkpoints differ: their metadata first, then every tensor and value, in the order of
-the state."""
+"""Where two states differ: which tensors and values, and tensors by how much."""
 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError
 from .format import read_checkpoint
 from .inspect import find_checkpoint
 from .tensors import ATOMS, Tree, join_path
@@ -22,6 +19,7 @@ from .weights import load_weights
 # never the same twice, and never meant to be
 CLOCKS = frozenset({"progress/seconds", "progress/call_seconds"})
 BLOCK = 1 << 22  # values compared at once, so that large tensors need little memory
+NOTHING = object()  # in place of a value that one state does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +28,13 @@ class Difference:
 
     path: str
     what: str
-    is_tensor: bool = False
     max_abs: float | None = None  # where both have a tensor of one type and shape
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointDiff:
-    """All differences between two checkpoints, or between two sets of weights."""
-
-    first: Path
-    second: Path
-    meta: tuple[Difference, ...]
-    state: tuple[Difference, ...]
-
-    @property
-    def is_equal(self) -> bool:
-        return not self.meta and not self.state
-
-    @property
-    def first_tensor(self) -> Difference | None:
-        """The first tensor in which they differ."""
-        return next((difference for difference in self.state if difference.is_tensor), None)
 
 
 def diff_checkpoints(
     first: str | os.PathLike[str], second: str | os.PathLike[str], *, model: str | None = None
-) -> CheckpointDiff:
-    """Compare two checkpoints bit for bit, after verifying both.
+) -> tuple[Difference, ...]:
+    """List what differs between two checkpoints, bit for bit, after verifying both.
 
     Where one of them is a file of weights, or `model` is named, only weights are compared. The time
     that training took is left out: it is the one part of a state that no two runs share.
@@ -72,88 +50,64 @@ def diff_checkpoints(
         >>> with TemporaryDirectory() as folder:
         ...     write_checkpoint(f"{folder}/first", {"rate": 0.1, "numbers": [1, 2]})
         ...     write_checkpoint(f"{folder}/second", {"rate": 0.2, "numbers": [1, 2]})
-        ...     [found.path for found in diff_checkpoints(f"{folder}/first", f"{folder}/second").state]
+        ...     [found.path for found in diff_checkpoints(f"{folder}/first", f"{folder}/second")]
         ['rate']
     """
-    one, two = (
-        source if source.is_file() else find_checkpoint(source)
-        for source in (Path(first), Path(second))
-    )
-    if model is not None or one.is_file() or two.is_file():
-        weights = [load_weights(path, model=model) for path in (one, two)]
-        return CheckpointDiff(one, two, (), compare_trees(*weights))
-    own, other = (read_checkpoint(path, verify=False, copies=False) for path in (one, two))
-    return CheckpointDiff(
-        one, two, compare_trees(own.meta, other.meta), compare_trees(own.tree, other.tree)
-    )
+    paths = [Path(first), Path(second)]
+    paths = [path if path.is_file() else find_checkpoint(path) for path in paths]
+    if model is not None or any(path.is_file() for path in paths):
+        own, other = (load_weights(path, model=model) for path in paths)
+    else:
+        own, other = (read_checkpoint(path, verify=False, copies=False).tree for path in paths)
+    return compare_trees(own, other)
 
 
 def compare_trees(first: Tree, second: Tree) -> tuple[Difference, ...]:
-    """Every place in which two state trees differ."""
-    try:
-        return tuple(_differences(first, second, ""))
-    except RecursionError:
-        raise CheckpointError(
-            "state-too-deep", "The states are nested too deeply to be compared."
-        ) from None
+    """Every place in which two state trees differ, in the order of the first."""
+    own = dict(_entries(first, ""))
+    other = dict(_entries(second, ""))
+    differences = []
+    for path in dict.fromkeys((*own, *other)):
+        if path in CLOCKS:
+            continue
+        found = _compare(path, own.get(path, NOTHING), other.get(path, NOTHING))
+        if found is not None:
+            differences.append(found)
+    return tuple(differences)
 
 
-def _differences(first: Tree, second: Tree, path: str) -> Iterator[Difference]:
-    if path in CLOCKS:
+def _entries(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
+    """The values of a tree by path; a list of numbers is one value."""
+    if isinstance(tree, list | tuple) and not {*map(type, tree)} <= ATOMS:
+        tree = dict(enumerate(tree))
+    if not isinstance(tree, Mapping):
+        yield path, tree
         return
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        yield from _of_mappings(first, second, path)
-        return
-    if type(first) is type(second) and isinstance(first, list | tuple):
-        if {*map(type, first), *map(type, second)} <= ATOMS:
-            yield from _of_values(first, second, path)
-        else:  # entry by entry, as of two dicts by number
-            yield from _of_mappings(dict(enumerate(first)), dict(enumerate(second)), path)
-        return
-    is_tensor = isinstance(first, Tensor | np.ndarray) or isinstance(second, Tensor | np.ndarray)
-    is_one_kind = isinstance(first, Tensor) == isinstance(second, Tensor)
-    if is_one_kind and _has_values(first) and _has_values(second):
-        if first.dtype == second.dtype and first.shape == second.shape:
-            count, largest = _distance(torch.as_tensor(first), torch.as_tensor(second))
-            if count:
-                what = f"{_brief(first)}: {count} of {torch.as_tensor(first).numel()} values differ"
-                text = f"{what}, max abs difference {largest:.6g}"
-                yield Difference(path, text, is_tensor=True, max_abs=largest)
-            return
-    elif _is_same(first, second):
-        return
-    yield Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor)
+    for key, item in tree.items():
+        yield from _entries(item, join_path(path, key))
 
 
-def _has_values(value: Tree) -> bool:
-    """Whether it is a tensor, or an array of numbers that can be one."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biufc" and value.dtype.isnative
-    return isinstance(value, Tensor)
+def _compare(path: str, first: Tree, second: Tree) -> Difference | None:
+    is_one_kind = type(first) is type(second)
+    ours = _as_tensor(first)
+    theirs = _as_tensor(second)
+    if not is_one_kind or ours is None or theirs is None:
+        is_same = is_one_kind and repr(first) == repr(second)  # tells -0.0, and NaN equals itself
+        return None if is_same else Difference(path, f"{_brief(first)} / {_brief(second)}")
+    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+        return Difference(path, f"{_brief(first)} / {_brief(second)}")
+    count, largest = _distance(ours, theirs)
+    if not count:
+        return None
+    what = f"{_brief(first)}: {count} of {ours.numel()} values differ"
+    return Difference(path, f"{what}, max abs difference {largest:.6g}", largest)
 
 
-def _of_mappings(
-    first: Mapping[Tree, Tree], second: Mapping[Tree, Tree], path: str
-) -> Iterator[Difference]:
-    for key in [*first, *(key for key in second if key not in first)]:
-        below = join_path(path, key)
-        if key in first and key in second:
-            yield from _differences(first[key], second[key], below)
-        elif below not in CLOCKS:
-            side, value = ("first", first[key]) if key in first else ("second", second[key])
-            what = f"only in the {side}: {_brief(value)}"
-            yield Difference(below, what, isinstance(value, Tensor))
-
-
-def _of_values(first: Tree, second: Tree, path: str) -> Iterator[Difference]:
-    """One line for a curve, not one for each point."""
-    pairs = enumerate(zip(first, second, strict=False))
-    shorter = min(len(first), len(second))
-    at = next((i for i, pair in pairs if not _is_same(*pair)), shorter)
-    if at < shorter or len(first) != len(second):
-        entries = [_brief(each[at]) if at < len(each) else "the end" for each in (first, second)]
-        lengths = f"{len(first)} / {len(second)} entries"
-        yield Difference(path, f"{lengths}, from entry {at} on: {' / '.join(entries)}")
+def _as_tensor(value: Tree) -> Tensor | None:
+    """A tensor, or an array of numbers as a tensor."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.dtype.isnative:
+        return torch.as_tensor(value)
+    return value if isinstance(value, Tensor) else None
 
 
 def _distance(first: Tensor, second: Tensor) -> tuple[int, float]:
@@ -163,34 +117,22 @@ def _distance(first: Tensor, second: Tensor) -> tuple[int, float]:
     largest = torch.tensor(0.0, dtype=torch.float64)
     blocks = (tensor.detach().reshape(-1).split(BLOCK) for tensor in (first, second))  # type: ignore[no-untyped-call]
     for one, two in zip(*blocks, strict=True):
-        bits = one.view(torch.uint8) != two.view(torch.uint8) if one.numel() else torch.zeros(0)
-        if not bits.any():
+        if one.numel() == 0:
             continue
+        bits = one.view(torch.uint8) != two.view(torch.uint8)
         unlike = bits.view(one.numel(), -1).any(dim=1)
-        count += int(unlike.sum())
-        wide = torch.complex128 if one.is_complex() else torch.float64
-        apart = (one[unlike].to(wide) - two[unlike].to(wide)).abs()
-        largest = torch.maximum(largest, apart.max())
+        if unlike.any():
+            count += int(unlike.sum())
+            wide = torch.complex128 if one.is_complex() else torch.float64
+            apart = (one[unlike].to(wide) - two[unlike].to(wide)).abs()
+            largest = torch.maximum(largest, apart.max())
     return count, float(largest)
 
 
-def _is_same(first: Tree, second: Tree) -> bool:
-    if type(first) is not type(second):
-        return False
-    if isinstance(first, complex):
-        return _is_same(first.real, second.real) and _is_same(first.imag, second.imag)
-    if isinstance(first, np.generic | np.ndarray):
-        is_alike = first.dtype == second.dtype and first.shape == second.shape
-        return bool(is_alike and first.tobytes() == second.tobytes())
-    if isinstance(first, float):
-        return struct.pack("d", first) == struct.pack("d", second)
-    return bool(first == second)
-
-
 def _brief(value: Tree) -> str:
+    if value is NOTHING:
+        return "nothing"
     if isinstance(value, Tensor | np.ndarray):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if isinstance(value, Mapping | list | tuple):
-        return f"a {type(value).__name__} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

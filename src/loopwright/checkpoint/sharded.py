@@ -121,9 +121,6 @@ class TensorShard:
         return replace(self, local=stored, box=box, shape=self.shape + extra)
 
 
-Piece = TensorShard  # its name in earlier versions
-
-
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
     """Whether a value is a DTensor."""
     kind = dtensor_type()

@@ -26,7 +26,6 @@ from .writer import AsyncWriter
 logger = logging.getLogger("loopwright")
 
 METRIC = "metric"  # in the metadata: {"name": ..., "value": ..., "mode": "min" or "max"}
-Entry = CheckpointInfo  # its name in earlier versions
 
 
 def update_name(update: int) -> str:

@@ -66,16 +66,17 @@ def diff_command(options: argparse.Namespace) -> int:
         find_source(text, options.root, options.checkpoint)
         for text in (options.first, options.second)
     )
-    diff = checkpoints.diff_checkpoints(first, second, model=options.model)
+    differences = checkpoints.diff_checkpoints(first, second, model=options.model)
     if options.json:
-        found = {"first": first, "second": second, "equal": diff.is_equal}
-        found["first_tensor"] = diff.first_tensor and diff.first_tensor.path
-        for name, part in (("meta", diff.meta), ("state", diff.state)):
-            found[name] = [_fields(each, ("path", "what", "max_abs")) for each in part]
-        print_json(found)
+        entries = [_fields(each, ("path", "what", "max_abs")) for each in differences]
+        print_json({"first": first, "second": second, "differences": entries})
     else:
-        _print_diff(diff)
-    return OK if diff.is_equal else FOUND
+        say(f"first:  {first}")
+        say(f"second: {second}")
+        print(counted(len(differences), "difference"))
+        for each in differences:
+            say(f"  {each.path}: {each.what}")
+    return FOUND if differences else OK
 
 
 def export_command(options: argparse.Namespace) -> int:
@@ -130,21 +131,6 @@ def _print_content(content: checkpoints.CheckpointContent) -> None:
     print(f"{len(every)} tensors, {size(sum(t.size for t in every))}; {size(info.size)} on disk")
     for problem in info.problems:
         say(problem, RED)
-
-
-def _print_diff(diff: checkpoints.CheckpointDiff) -> None:
-    say(f"first:  {diff.first}")
-    say(f"second: {diff.second}")
-    if diff.is_equal:
-        print("The checkpoints are identical.")
-        return
-    for title, part in (("meta", diff.meta), ("state", diff.state)):
-        if title == "state" and diff.first_tensor is not None:
-            say(f"first different tensor: {diff.first_tensor.path}: {diff.first_tensor.what}")
-        if part:
-            print(f"{title}: {counted(len(part), 'difference')}")
-        for difference in part:
-            say(f"  {difference.path}: {difference.what}")
 
 
 def _fields(value: object, names: Iterable[str]) -> dict[str, Any]:

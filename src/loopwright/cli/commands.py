@@ -758,8 +758,8 @@ def _checkpoint_show(parser: ArgumentParser) -> None:
 def _checkpoint_diff(parser: ArgumentParser) -> None:
     """Compare two checkpoints bit for bit.
 
-    Without arguments, the checkpoints of the last two runs are compared: first the metadata, then
-    every tensor and value. The time that training took is not compared. Use --checkpoint newest
+    Without arguments, the checkpoints of the last two runs are compared: every tensor and
+    value. The time that training took is not compared. Use --checkpoint newest
     to compare the complete state of training, not only weights.
     Exit code 1: they differ.
 
