@@ -130,7 +130,10 @@ UNEXPLAINED = {  # names without "Args:", and why
     },
 }
 WITHOUT_EXAMPLE = {  # names without an example, and why
-    **{f"loopwright.{name}": RESULT for name in (*READ, "checkpoint.Manifest", "checkpoint.TensorShard")},
+    **{
+        f"loopwright.{name}": RESULT
+        for name in (*READ, "checkpoint.Manifest", "checkpoint.TensorShard")
+    },
     **dict.fromkeys(set(ERRORS) - {"loopwright.LoopwrightError"}, RAISED),
     "loopwright.checkpoint.decode": "the example of `encode` has it",
     "loopwright.interfaces.adversarial.Trainer": IMAGES,

@@ -8,14 +8,12 @@ a marker.
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import re
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -39,7 +37,6 @@ from .tensors import (
 NUMBERS_FROM = 256
 ARRAY_KINDS = "biufcmMSU"
 LARGE_INT = 1 << 63
-CANONICAL_NAN = struct.pack(">d", math.nan)
 
 
 def encode(tree: Tree) -> tuple[Json, dict[str, Tensor]]:
@@ -98,12 +95,51 @@ class _Encoder:
         self.shards: dict[str, TensorShard] = {}
 
     def encode(self, value: Tree, path: str) -> Json:
-        encode = _BY_TYPE.get(type(value)) or _by_ancestor(value)
-        if encode is None:
-            raise refusal(
-                path, value, "return numbers, strings, tensors or dicts, lists and tuples of them"
-            )
-        return encode(self, value, path)
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value  # type: ignore[no-any-return]
+        if kind is int:
+            return value if -LARGE_INT <= value < LARGE_INT else {"$int": hex(value)}
+        if kind is float:
+            return _float(value)
+        if kind is list:
+            return self.put_list(value, path)
+        if kind is tuple or kind is torch.Size:
+            return {"$tuple": self.put_items(value, path)}
+        if kind is Counter:
+            return {"$counter": self.put_pairs(value, path)}
+        if isinstance(value, dict):
+            return self.put_dict(value, path)
+        if is_dtensor(value):
+            return self.put_shard(shard_of(value, path), path)
+        if kind is TensorShard:
+            return self.put_shard(value, path)
+        if isinstance(value, Tensor):
+            tensor, foreign = stored_form(plain_tensor(value, path))
+            return {"$tensor": self.add(tensor, path), **foreign}
+        return self.put_other(value, path)
+
+    def put_other(self, value: Tree, path: str) -> Json:
+        if type(value) is complex:
+            return {"$complex": [_float(value.real), _float(value.imag)]}
+        if type(value) is bytes:
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, torch.dtype):
+            return {"$dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"$device": str(value)}
+        if isinstance(value, PurePath):
+            return {"$path": str(value)}
+        is_array = type(value) is np.ndarray
+        if (is_array or isinstance(value, np.generic)) and value.dtype.kind in ARRAY_KINDS:
+            data = value.tobytes()
+            if not is_array:
+                return {"$scalar": data.hex(), "dtype": value.dtype.str}
+            values = np.frombuffer(bytearray(data), dtype=np.uint8)
+            key = self.add(torch.from_numpy(values), path)
+            return {"$array": key, "dtype": value.dtype.str, "shape": list(value.shape)}
+        remedy = "return numbers, strings, tensors or dicts, lists and tuples of them"
+        raise refusal(path, value, remedy)
 
     def add(self, tensor: Tensor, path: str) -> str:
         key = self.free_key(path)
@@ -129,8 +165,19 @@ class _Encoder:
 
     def put_dict(self, value: dict[Tree, Tree], path: str) -> Json:
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.encode(item, join_path(path, key)) for key, item in value.items()}
-        return {"$dict": self.put_pairs(value, path)}
+            items: Json = {
+                key: self.encode(item, join_path(path, key)) for key, item in value.items()
+            }
+        else:
+            items = {"$dict": self.put_pairs(value, path)}
+        metadata = state_dict_metadata(value) if type(value) is OrderedDict else None
+        if metadata is None:
+            return items
+        # a module's state dict: the versions of its parts
+        return {
+            "$state_dict": items,
+            "metadata": self.encode(metadata, join_path(path, "_metadata")),
+        }
 
     def put_pairs(self, value: dict[Tree, Tree], path: str) -> list[Json]:
         pairs: list[Json] = []
@@ -141,105 +188,23 @@ class _Encoder:
             pairs.append([self.encode(key, path), self.encode(item, join_path(path, key))])
         return pairs
 
-    def put_ordered(self, value: OrderedDict[Tree, Tree], path: str) -> Json:
-        metadata = state_dict_metadata(value)  # a module's state dict: the versions of its parts
-        if metadata is None:
-            return self.put_dict(value, path)
-        return {
-            "$state_dict": self.put_dict(value, path),
-            "metadata": self.encode(metadata, join_path(path, "_metadata")),
-        }
-
-    def put_tensor(self, value: Tensor, path: str) -> Json:
-        tensor, foreign = stored_form(plain_tensor(value, path))
-        return {"$tensor": self.add(tensor, path), **foreign}
-
     def put_shard(self, value: TensorShard, path: str) -> Json:
         tensor, foreign = stored_form(plain_tensor(value.local, path))
         key = self.free_key(path)
         self.shards[key] = value.stored_as(tensor)
         return {"$tensor": key, **foreign}
 
-    def put_array(
-        self, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: str
-    ) -> Json:
-        if value.dtype.kind not in ARRAY_KINDS or value.dtype.hasobject:
-            raise refusal(
-                path, value, "return a numeric array or a list", f"an array of {value.dtype}"
-            )
-        data = torch.empty(0, dtype=torch.uint8)
-        if value.nbytes:
-            data = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
-        key = self.add(data, path)
-        return {"$array": key, "dtype": value.dtype.str, "shape": [int(n) for n in value.shape]}
 
-    def put_scalar(self, value: np.generic, path: str) -> Json:
-        if value.dtype.kind not in ARRAY_KINDS:
-            raise refusal(path, value, "return a Python number")
-        return {"$scalar": value.tobytes().hex(), "dtype": value.dtype.str}
-
-
-def _put_float(_: _Encoder, value: float, path: str) -> Json:
+def _float(value: float) -> Json:
     if math.isfinite(value) and (value or math.copysign(1.0, value) > 0):
         return value
-    bits = struct.pack(">d", value)
-    is_odd = math.isnan(value) and bits != CANONICAL_NAN
-    return {"$float": f"nan:{bits.hex()}" if is_odd else repr(value)}
-
-
-def _put_int(_: _Encoder, value: int, path: str) -> Json:
-    return value if -LARGE_INT <= value < LARGE_INT else {"$int": hex(value)}
-
-
-def _by_ancestor(value: Tree) -> Put | None:
-    if is_dtensor(value):
-        return lambda encoder, value, path: encoder.put_shard(shard_of(value, path), path)
-    return next((encode for kind, encode in _BY_ANCESTOR if isinstance(value, kind)), None)
-
-
-Put: TypeAlias = Callable[[_Encoder, Tree, str], Json]
-_BY_TYPE: dict[type, Put] = {
-    type(None): lambda _, value, path: value,
-    bool: lambda _, value, path: value,
-    str: lambda _, value, path: value,
-    int: _put_int,
-    float: _put_float,
-    complex: lambda encoder, value, path: {
-        "$complex": [_put_float(encoder, part, path) for part in (value.real, value.imag)]
-    },
-    bytes: lambda _, value, path: {"$bytes": base64.b64encode(value).decode()},
-    list: _Encoder.put_list,
-    tuple: lambda encoder, value, path: {"$tuple": encoder.put_items(value, path)},
-    torch.Size: lambda encoder, value, path: {"$tuple": encoder.put_items(value, path)},
-    dict: _Encoder.put_dict,
-    Counter: lambda encoder, value, path: {"$counter": encoder.put_pairs(value, path)},
-    OrderedDict: _Encoder.put_ordered,
-    Tensor: _Encoder.put_tensor,
-    TensorShard: _Encoder.put_shard,
-    np.ndarray: _Encoder.put_array,
-    torch.dtype: lambda _, value, path: {"$dtype": str(value).removeprefix("torch.")},
-    torch.device: lambda _, value, path: {"$device": str(value)},
-}
-_BY_ANCESTOR: tuple[tuple[type, Put], ...] = (
-    (Tensor, _Encoder.put_tensor),
-    (np.generic, _Encoder.put_scalar),
-    (PurePath, lambda _, value, path: {"$path": str(value)}),
-    (dict, _Encoder.put_dict),
-)
+    if math.isnan(value):  # its bits may be any of many
+        return {"$float": f"nan:{struct.pack('>d', value).hex()}"}
+    return {"$float": repr(value)}
 
 
 ARRAY_DTYPE = re.compile(r"[<>|=][biufcmMSU]\d+(\[\w+\])?")
-FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "-0.0": -0.0}
-MALFORMED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    binascii.Error,
-    struct.error,
-)
+FLOATS = ("nan", "inf", "-inf", "-0.0")
 
 
 def decode(structure: Json, tensors: Mapping[str, Tensor | StoredTensor]) -> Tree:
@@ -269,28 +234,60 @@ class _Decoder:
             return [self.decode(item) for item in value]
         if not isinstance(value, dict):
             return value
-        markers = [key for key in value if key.startswith("$")]
-        if not markers:
+        marker = next((key for key in value if key.startswith("$")), None)
+        if marker is None:
             return {key: self.decode(item) for key, item in value.items()}
-        return self.marked(markers[0], value)
-
-    def marked(self, marker: str, value: dict[str, Json]) -> Tree:
-        rebuild, keys = _BY_MARKER.get(marker, (None, ()))
-        others = {key: part for key, part in value.items() if key != marker}
-        if rebuild is None or not set(others) <= set(keys):
-            raise CheckpointError(
-                "unknown-state-marker",
-                f"The saved state holds {sorted(value)[:4]}, which this version cannot read: "
-                "upgrade Loopwright, or use another checkpoint.",
-            )
         try:
-            return rebuild(self, value[marker], **others)
+            return self.marked(marker, value[marker], value)
         except (CheckpointError, RecursionError):
             raise
-        except MALFORMED as error:
+        except Exception as error:  # the content is untrusted
             raise CheckpointError(
                 "malformed-state", f"The saved state holds a malformed {marker}: {error!r}."
             ) from None
+
+    def marked(self, marker: str, value: Json, entry: dict[str, Json]) -> Tree:
+        match marker:
+            case "$tensor":
+                return self.get_tensor(value, entry.get("as"))
+            case "$array":
+                data = bytearray(self.values(value).numpy().tobytes())
+                array = np.frombuffer(data, dtype=_array_dtype(entry["dtype"]))
+                return array.reshape(numbers_of(entry["shape"]))
+            case "$scalar":
+                return _get_scalar(bytes.fromhex(text_of(value)), _array_dtype(entry["dtype"]))
+            case "$numbers":
+                return self.values(value).reshape(-1).tolist()
+            case "$int":
+                return int(text_of(value), 16)
+            case "$float":
+                return _get_float(text_of(value))
+            case "$complex":
+                real, imaginary = (self.decode(part) for part in list_of(value))
+                return complex(real, imaginary)
+            case "$bytes":
+                return base64.b64decode(text_of(value), validate=True)
+            case "$tuple":
+                return tuple(map(self.decode, list_of(value)))
+            case "$dict":
+                return self.get_pairs(value)
+            case "$counter":
+                return Counter(self.get_pairs(value))
+            case "$state_dict":
+                state = OrderedDict(self.decode(value))
+                set_state_dict_metadata(state, self.decode(entry["metadata"]))
+                return state
+            case "$path":
+                return Path(text_of(value))
+            case "$dtype":
+                return _dtype(value)
+            case "$device":
+                return torch.device(text_of(value))
+        raise CheckpointError(
+            "unknown-state-marker",
+            f"The saved state holds {marker}, which this version cannot read: upgrade "
+            "Loopwright, or use another checkpoint.",
+        )
 
     def stored(self, key: Json) -> Tensor | StoredTensor:
         if not isinstance(key, str) or key not in self.tensors:
@@ -304,46 +301,32 @@ class _Decoder:
         stored = self.stored(key)
         return stored.read() if isinstance(stored, StoredTensor) else stored
 
-    def get_tensor(self, key: Json, **noted: Json) -> Tensor | StoredTensor:
+    def get_tensor(self, key: Json, noted: Json) -> Tensor | StoredTensor:
         tensor = self.stored(key)
-        if "as" not in noted:
+        if noted is None:
             return tensor
-        dtype = _dtype(noted["as"])
+        dtype = _dtype(noted)
         if isinstance(tensor, StoredTensor):
             return StoredTensor(tensor.files, tensor.layout, dtype)
         return torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype)
 
-    def get_array(self, key: Json, *, dtype: Json, shape: Json) -> Tree:
-        data = bytearray(self.values(key).numpy().tobytes())
-        return np.frombuffer(data, dtype=_array_dtype(dtype)).reshape(numbers_of(shape))
-
-    def get_complex(self, parts: Json) -> complex:
-        real, imaginary = (self.decode(part) for part in list_of(parts))
-        return complex(real, imaginary)
-
     def get_pairs(self, pairs: Json) -> dict[Tree, Tree]:
         return {self.decode(key): self.decode(item) for key, item in map(list_of, list_of(pairs))}
 
-    def get_state_dict(self, items: Json, *, metadata: Json) -> OrderedDict[Tree, Tree]:
-        state = OrderedDict(self.decode(items))
-        set_state_dict_metadata(state, self.decode(metadata))
-        return state
 
-
-def _get_scalar(_: _Decoder, value: Json, *, dtype: Json) -> Tree:
-    data = bytes.fromhex(text_of(value))
-    kind = _array_dtype(dtype)
+def _get_scalar(data: bytes, kind: np.dtype[np.generic]) -> Tree:
     if not data:  # an empty numpy string has no bytes to read from
         return kind.type()
-    return np.frombuffer(data, dtype=kind).reshape(())[()]
+    return np.frombuffer(data, dtype=kind)[0]
 
 
-def _get_float(_: _Decoder, value: Json) -> float:
-    text = text_of(value)
-    if text in FLOATS:
-        return FLOATS[text]
-    (number,) = struct.unpack(">d", bytes.fromhex(text.removeprefix("nan:")))
-    return number  # type: ignore[no-any-return]
+def _get_float(text: str) -> float:
+    if text.startswith("nan:"):
+        (number,) = struct.unpack(">d", bytes.fromhex(text.removeprefix("nan:")))
+        return number  # type: ignore[no-any-return]
+    if text not in FLOATS:
+        raise ValueError(text)
+    return float(text)
 
 
 def _dtype(value: Json) -> torch.dtype:
@@ -357,23 +340,3 @@ def _array_dtype(value: Json) -> np.dtype[np.generic]:
     if not ARRAY_DTYPE.fullmatch(text_of(value)):
         raise TypeError(f"there is no array dtype {value!r:.60}")
     return np.dtype(text_of(value))
-
-
-# how to rebuild a value, and the keys that it may have beside its marker
-_BY_MARKER: dict[str, tuple[Callable[..., Tree], tuple[str, ...]]] = {
-    "$tensor": (_Decoder.get_tensor, ("as",)),
-    "$array": (_Decoder.get_array, ("dtype", "shape")),
-    "$scalar": (_get_scalar, ("dtype",)),
-    "$numbers": (lambda decoder, key: decoder.values(key).reshape(-1).tolist(), ()),
-    "$int": (lambda _, text: int(text_of(text), 16), ()),
-    "$float": (_get_float, ()),
-    "$complex": (_Decoder.get_complex, ()),
-    "$bytes": (lambda _, text: base64.b64decode(text_of(text), validate=True), ()),
-    "$tuple": (lambda decoder, items: tuple(map(decoder.decode, list_of(items))), ()),
-    "$dict": (_Decoder.get_pairs, ()),
-    "$counter": (lambda decoder, pairs: Counter(decoder.get_pairs(pairs)), ()),
-    "$state_dict": (_Decoder.get_state_dict, ("metadata",)),
-    "$path": (lambda _, text: Path(text_of(text)), ()),
-    "$dtype": (lambda _, value: _dtype(value), ()),
-    "$device": (lambda _, text: torch.device(text_of(text)), ()),
-}

@@ -14,7 +14,6 @@ import os
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +24,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from .._torch_compat import set_state_dict_metadata, state_dict_metadata
 from .._torch_compat.distributed import dtensor_type, local_shape_and_offset, root_mesh
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import FileRecord, write_bytes
@@ -42,7 +40,7 @@ from .layout import (
     table_of,
     whole,
 )
-from .tensors import DTYPES, StoredTensor, Tree, refusal, split_tied, write_tensors
+from .tensors import DTYPES, StoredTensor, Tree, map_tree, refusal, split_tied, write_tensors
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -423,19 +421,7 @@ def load_stored(tree: Tree) -> Tree:
     >>> load_stored({"epoch": 3})
     {'epoch': 3}
     """
-    if isinstance(tree, StoredTensor):
-        return tree.read()
-    if isinstance(tree, Mapping):
-        items = {key: load_stored(value) for key, value in tree.items()}
-        if not isinstance(tree, OrderedDict):
-            return type(tree)(items)  # type: ignore[call-arg]
-        ordered = OrderedDict(items)
-        if (metadata := state_dict_metadata(tree)) is not None:
-            set_state_dict_metadata(ordered, metadata)
-        return ordered
-    if isinstance(tree, list | tuple):
-        return type(tree)(load_stored(value) for value in tree)
-    return tree
+    return map_tree(lambda leaf: leaf.read() if isinstance(leaf, StoredTensor) else leaf, tree)
 
 
 def _read(source: Source, box: Box) -> Tensor:

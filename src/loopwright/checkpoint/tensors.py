@@ -8,6 +8,7 @@ import math
 import os
 from _thread import allocate_lock, start_new_thread
 from array import array
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from .._torch_compat import set_state_dict_metadata, state_dict_metadata
 from ..errors import CheckpointError
 from .atomic import FileRecord, HashingFile
 from .layout import (
@@ -93,6 +95,28 @@ def unescape(component: str) -> str:
 def join_path(path: str, key: object) -> str:
     """The path of an entry below a path."""
     return f"{path}/{escape(str(key))}" if path else escape(str(key))
+
+
+def map_tree(function: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    """The same containers with a function applied to each value in them."""
+    kind = type(tree)
+    if kind is list:
+        if {*map(type, tree)} <= ATOMS:
+            return tree.copy()
+        return [map_tree(function, item) for item in tree]
+    if kind is tuple or kind is torch.Size:
+        return tuple([map_tree(function, item) for item in tree])
+    if kind is Counter:
+        return tree.copy()
+    if not isinstance(tree, dict):
+        return function(tree)
+    mapped = {key: map_tree(function, item) for key, item in tree.items()}
+    if kind is not OrderedDict:
+        return mapped
+    ordered = OrderedDict(mapped)
+    if (metadata := state_dict_metadata(tree)) is not None:
+        set_state_dict_metadata(ordered, map_tree(function, metadata))
+    return ordered
 
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._torch_compat import foreach_copy_, set_state_dict_metadata, state_dict_metadata
+from .._torch_compat import foreach_copy_
 from ..errors import CheckpointError, ConfigurationError
 from .encoding import encode_with_shards
 from .format import write_checkpoint
 from .history_parts import HistoryPart
 from .policy import FiniteCheck
 from .sharded import SINGLE, Group, TensorShard, check_token, is_dtensor, shard_of
-from .tensors import ATOMS, TensorKey, Tree, plain_tensor, refusal, tensor_key
+from .tensors import ATOMS, TensorKey, Tree, map_tree, plain_tensor, refusal, tensor_key
 
 SHARED = (np.generic, PurePath, torch.dtype, torch.device)  # which nothing changes in place
 BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
@@ -74,7 +74,7 @@ class SnapshotBuffers:
     def _walk(self, tree: Tree) -> tuple[_Copier, Tree]:
         copier = _Copier(self._buffers, self._group)
         try:
-            return copier, copier.copy(tree)
+            return copier, map_tree(copier.copy, tree)
         except (CheckpointError, RecursionError):
             encode_with_shards(tree)  # raises the error that names the place
             raise
@@ -111,30 +111,17 @@ class _Copier:
         self.sources: list[Tensor] = []
 
     def copy(self, value: Tree) -> Tree:
-        kind = type(value)
-        if kind in ATOMS or isinstance(value, SHARED):
+        if type(value) in ATOMS or isinstance(value, SHARED):
             return value
         if is_dtensor(value):
             return self.copy_shard(shard_of(value, "snapshot"))
-        if kind is TensorShard:
+        if type(value) is TensorShard:
             return self.copy_shard(value)
         if isinstance(value, Tensor):
             return self.copy_tensor(value)
-        if kind is list and not set(map(type, value)) <= ATOMS:
-            return [self.copy(item) for item in value]
-        if kind in (list, Counter, np.ndarray):
+        if type(value) is np.ndarray:
             return value.copy()
-        if kind in (tuple, torch.Size):
-            return tuple([self.copy(item) for item in value])
-        if not isinstance(value, dict):
-            raise refusal("snapshot", value, "return plain values")
-        copied = {key: self.copy(item) for key, item in value.items()}
-        if kind is not OrderedDict:
-            return copied
-        ordered = OrderedDict(copied)
-        if (metadata := state_dict_metadata(value)) is not None:
-            set_state_dict_metadata(ordered, self.copy(metadata))
-        return ordered
+        raise refusal("snapshot", value, "return plain values")
 
     def touch(self) -> None:
         """Write to every buffer, so that its memory is really there."""
