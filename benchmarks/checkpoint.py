@@ -102,9 +102,9 @@ def report_stall(num_params: int, num_rounds: int, folder: Path) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # starts VmHWM anew
     before = memory("VmRSS")
     preparing = seconds(lambda: store.writer.prepare(state))
-    store.wait()
+    store.writer.wait()
     first = seconds(lambda: store.save(update_name(0), state, {"update": 0}))
-    store.wait()
+    store.writer.wait()
     peak, kept = memory("VmHWM") - before, memory("VmRSS") - before
     stalls, whole, behind = [], [], []
     for number in range(1, num_rounds + 1):

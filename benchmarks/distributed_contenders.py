@@ -163,7 +163,7 @@ class Saving:
     def wait(self) -> float:
         """How long the writing goes on behind it."""
         began = perf_counter()
-        self.callback._store.wait()
+        self.callback._store.writer.wait()
         dist.barrier()
         return perf_counter() - began
 

@@ -144,7 +144,7 @@ def save_under_size_limit(directory: str, connection: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
     store.save("update-00000002", numbered_state(2), {"update": 2})
     try:
-        store.wait()
+        store.writer.wait()
     except Exception as error:
         connection.send((type(error).__name__, str(error)))
     else:

@@ -59,14 +59,12 @@ def part_of(state: dict, rank: int, world: int) -> dict:
     return cut_state
 
 
-def write_together(path, states: list, meta: dict | None = None, patience: float = 0.0) -> None:
+def write_together(path, states: list, meta: dict | None = None) -> None:
     """What the processes do, one after the other; the first is the last, since it waits for the
     others."""
     token = new_token()
     for rank in reversed(range(len(states))):
-        write_checkpoint(
-            path, states[rank], meta, group=Group(rank, len(states), patience), token=token
-        )
+        write_checkpoint(path, states[rank], meta, group=Group(rank, len(states)), token=token)
 
 
 def write_parts(path, world: int = 3, meta: dict | None = None) -> dict:

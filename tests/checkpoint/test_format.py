@@ -221,8 +221,8 @@ def test_json_nested_beyond_reason_is_refused(checkpoint):
         read_checkpoint(checkpoint)
 
 
-@pytest.mark.parametrize("text", [b"NaN", b"[Infinity]", b"9" * 5000, b"\xff\xfe", b""])
-def test_json_that_is_not_strict_is_refused(checkpoint, text):
+@pytest.mark.parametrize("text", [b"9" * 5000, b"\xff\xfe", b""])
+def test_what_is_no_json_is_refused(checkpoint, text):
     resign(checkpoint, files={"state.json": text})
     with raises("invalid-json"):
         read_checkpoint(checkpoint)

@@ -222,7 +222,7 @@ def test_a_resume_point_is_complete_only_after_what_it_relies_on(tmp_path):
     wait_for(lambda: saved.exists() or list(saved.parent.glob(".*/manifest.json")))
     assert not saved.exists()
     release.set()
-    store.wait()
+    store.writer.wait()
     assert verify_checkpoint(saved) == []
 
 
@@ -233,8 +233,8 @@ def test_a_resume_point_whose_kept_model_could_not_be_written_is_not_written_eit
         kept.save(tmp_path / "kept" / "best", {"models": {}})
         store.save(update_name(1), {"models": {}}, {"update": 1}, after=[kept])
         if is_saved:
-            store.wait()
+            store.writer.wait()
         else:
             with raises("earlier-save-failed"):
-                store.wait()
+                store.writer.wait()
         assert (tmp_path / on_error / update_name(1)).is_dir() is is_saved

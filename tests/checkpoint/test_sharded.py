@@ -21,6 +21,7 @@ from loopwright.checkpoint import (
     write_checkpoint,
 )
 from loopwright.checkpoint import sharded as gathering
+from loopwright.checkpoint.atomic import clean_leftovers
 from loopwright.checkpoint.layout import Box, read_layouts, whole
 from tests.checkpoint.helpers import same
 from tests.checkpoint.shards import part_of, rows, shard, whole_state, write_parts
@@ -121,7 +122,7 @@ def test_what_the_own_group_is_writing_is_not_cleaned_away(tmp_path):
     write_checkpoint(
         tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=token
     )
-    assert CheckpointStore(tmp_path).clean() == []
+    assert clean_leftovers(tmp_path) == []
     write_checkpoint(
         tmp_path / "point", {"a": rows(torch.ones(2, 2), 0, 2)}, group=Group(0, 2), token=token
     )

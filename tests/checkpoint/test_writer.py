@@ -98,7 +98,7 @@ def test_what_is_on_disk_is_the_state_at_the_call_whatever_happens_after(tmp_pat
         store.save(update_name(number), state, {"update": number})
         weight.add_(1)
         average.add_(1)
-    store.wait()
+    store.writer.wait()
     for entry in store.entries():
         tree = read_checkpoint(entry.path).tree
         expected = float(tree["update"])
@@ -112,8 +112,8 @@ def test_a_failed_write_is_raised_at_the_next_check_once(tmp_path):
     store.save("a", numbered_state(1, 10))
     store.writer._thread.join()
     with raises("checkpoint-not-written"):
-        store.check()
-    store.check()
+        store.writer.check()
+    store.writer.check()
 
 
 def test_a_failed_write_is_only_logged_where_asked_for(tmp_path, caplog):
@@ -153,7 +153,7 @@ def test_a_full_disk_fails_the_save_and_the_one_before_stays(small_disk):
     store.save(update_name(1), numbered_state(1), {"update": 1}, wait=True)
     store.save(update_name(2), numbered_state(2, 200_000), {"update": 2})
     with raises("checkpoint-not-written", "No space left"):
-        store.wait()
+        store.writer.wait()
     assert os.listdir(small_disk) == [update_name(1)]
     assert store.newest().tree["update"] == 1
 

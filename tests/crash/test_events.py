@@ -36,7 +36,7 @@ def two_calls(points: TensorDataset) -> None:
     """An epoch of two updates with a resume point at each, at its end and at the end of its call;
     then another one."""
     torch.manual_seed(0)
-    saving = Checkpoints(every_updates=1, every_epochs=1, min_seconds=0, asynchronous=False)
+    saving = Checkpoints(every_updates=1, every_epochs=1, asynchronous=False)
     callbacks = [Logs(), BestModel("eval_loss", keep=9), saving]
     trainer = Trainer(
         build_net(), adam, cross_entropy, run_dir="run", callbacks=callbacks, progress="silent"

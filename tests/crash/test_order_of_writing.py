@@ -191,7 +191,7 @@ def test_a_model_that_is_held_in_memory_is_written_when_training_ends_in_any_way
             Ending(how),
             Scores(),
             BestModel("score", "max"),
-            Checkpoints(every_epochs=None, min_seconds=3600),
+            Checkpoints(every_epochs=None),
         ]
         trainer = Trainer(
             build_net(),

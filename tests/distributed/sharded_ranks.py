@@ -29,6 +29,7 @@ from loopwright.checkpoint import (
     restore_into,
     snapshot,
 )
+from loopwright.checkpoint.atomic import clean_leftovers
 from loopwright.checkpoint.layout import Box
 
 # by number of ranks
@@ -141,7 +142,7 @@ def save_trained(rank: int, layout: str, directory: Path) -> None:
     expected = gathered(state)
     store.save("update-00000001", state, {"update": 1}, token=token)
     train(model, optimizer)  # the checkpoint is of the state before
-    store.wait()
+    store.writer.wait()
     if rank == 0:
         torch.save(expected, directory / "expected.pt")
 
@@ -274,7 +275,7 @@ def die_together(rank: int, directory: Path) -> list[str]:
         os.kill(os.getpid(), signal.SIGKILL)
     assert save_part(store_of(rank, 3, directory), 2, token) == ""
     shared_text(directory / "points" / f".update-2.group-{token}-1" / "shard-0.json")
-    cleaned = CheckpointStore(directory / "points").clean()
+    cleaned = clean_leftovers(directory / "points")
     shared_text(directory / "cleaned", "yes")
     return cleaned
 

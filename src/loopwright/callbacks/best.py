@@ -113,7 +113,6 @@ class ModelKeeper(Watching):
         super().on_train_start(trainer)
         self._open(trainer)
         for kept in self.kept:
-            kept.clean()
             kept.discard(after_update=trainer.progress.update)
             kept.prune()
 

@@ -28,7 +28,6 @@ class Checkpoints(Callback):
         every_epochs: Save every n epochs; "auto" is every epoch, but not more often than every 5
             seconds.
         every_minutes: Save when this number of minutes has passed since the last resume point.
-        min_seconds: The least number of seconds between two resume points by updates or epochs.
         keep: The number of resume points that stay.
         asynchronous: Write in a thread; a step then waits only for a copy of the state.
         on_error: "raise" ends training at the next step after a failed write; "warn" only reports
@@ -49,25 +48,17 @@ class Checkpoints(Callback):
         every_epochs: int | Literal["auto"] | None = "auto",
         every_minutes: float | None = 5.0,
         *,
-        min_seconds: float | None = None,
         keep: int = 2,
         asynchronous: bool = True,
         on_error: Literal["raise", "warn"] = "raise",
     ) -> None:
         from ..checkpoint import ResumePolicy
 
-        least = min_seconds
+        self._min_seconds = 0.0
         if every_epochs == "auto":
             every_epochs = 1
-            least = MIN_SECONDS if min_seconds is None else min_seconds
-        self.policy = ResumePolicy(
-            every_updates,
-            every_epochs,
-            every_minutes,
-            keep,
-            min_seconds_updates=min_seconds or 0.0,
-            min_seconds_epochs=least or 0.0,
-        )
+            self._min_seconds = MIN_SECONDS
+        self.policy = ResumePolicy(every_updates, every_epochs, every_minutes, keep)
         self.asynchronous = asynchronous
         self.on_error: Literal["raise", "warn"] = on_error
         self._store: CheckpointStore | None = None
@@ -84,17 +75,11 @@ class Checkpoints(Callback):
     def on_update_end(self, trainer: Trainer) -> None:
         store = self._store or self._open(trainer)
         progress = trainer.run.progress
-        policy = self.policy
         store.writer.check()
         if not self._is_prepared:  # now there is optimizer state to make room for
             self._prepare(trainer)
-        is_due = policy.every_minutes is not None and policy.is_late(
-            (progress.seconds - self._saved_at) / 60
-        )
-        if not is_due and policy.every_updates is not None:
-            is_due = policy.is_due(update=progress.update) and not self._is_early(
-                trainer, policy.min_seconds_updates
-            )
+        minutes = (progress.seconds - self._saved_at) / 60
+        is_due = self.policy.is_due(update=progress.update, minutes_since_last=minutes)
         if trainer.run.stopping.signals.wants_save or is_due:
             trainer.run.stopping.signals.take_save()
             self.save(trainer)
@@ -103,20 +88,21 @@ class Checkpoints(Callback):
         is_due = self.policy.is_due(
             update=trainer.progress.update, epoch_end=trainer.progress.epoch
         )
-        if is_due and not self._is_early(trainer, self.policy.min_seconds_epochs):
+        if is_due and not self._is_early(trainer):
             self.save(trainer)
 
-    def _is_early(self, trainer: Trainer, min_seconds: float) -> bool:
+    def _is_early(self, trainer: Trainer) -> bool:
         """Whether the last save was too short a time ago, evaluations included; the clock of rank 0
         decides."""
-        return min_seconds > 0 and bool(
-            trainer.runtime.broadcast_object(monotonic() - self._written_at < min_seconds)
-        )
+        if not self._min_seconds:
+            return False
+        seconds = monotonic() - self._written_at
+        return bool(trainer.runtime.broadcast_object(seconds < self._min_seconds))
 
     def on_rewind(self, trainer: Trainer) -> None:
         """Remove the resume points of the updates that are repeated."""
         store = self._store or self._open(trainer)
-        store.wait()
+        store.writer.wait()
         if trainer.progress.in_epoch:
             self.save(trainer, wait=True)
         store.discard(after_update=trainer.progress.update)
@@ -132,7 +118,7 @@ class Checkpoints(Callback):
             for callback in trainer.run.callbacks:
                 if isinstance(callback, RunRecorder):
                     callback.leave(trainer)
-            self._store.wait()
+            self._store.writer.wait()
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if self._store is not None:

@@ -204,6 +204,11 @@ def _float(value: float) -> Json:
 
 
 ARRAY_DTYPE = re.compile(r"[<>|=][biufcmMSU]\d+(\[\w+\])?")
+# errors of untrusted content; not those that a signal handler of the program raises
+MALFORMED = (
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError),
+    *(TypeError, ValueError, struct.error),
+)
 FLOATS = ("nan", "inf", "-inf", "-0.0")
 
 
@@ -241,7 +246,7 @@ class _Decoder:
             return self.marked(marker, value[marker], value)
         except (CheckpointError, RecursionError):
             raise
-        except Exception as error:  # the content is untrusted
+        except MALFORMED as error:
             raise CheckpointError(
                 "malformed-state", f"The saved state holds a malformed {marker}: {error!r}."
             ) from None

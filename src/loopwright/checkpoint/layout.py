@@ -15,13 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import CheckpointError
 from .atomic import FileRecord
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
-MAX_DEPTH = 100  # of JSON in JSON
 # bytes of a file or a text of a run that are read; a run writes thousands of them
 LARGEST_TEXT = 32 << 20
 
@@ -51,58 +50,18 @@ def read_limited(path: Path, largest: int = LARGEST_TEXT) -> bytes:
 
 
 def read_json(path: Path, largest: int = LARGEST_TEXT) -> Json:
-    """Strict JSON from a file of a run; an error where it is too large, or nested deeper than a
-    reader can follow."""
-    data = read_limited(path, largest)
-    value = parse_json(data, str(path))
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value):
-        raise CheckpointError(
-            "file-too-deep",
-            f"{path} is nested more than {MAX_DEPTH} levels deep: restore it from a copy.",
-        )
-    return value
-
-
-def _is_deeper(value: Json) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inside = (
-            item.values() if isinstance(item, dict) else item
-            for item in level
-            if isinstance(item, dict | list)
-        )
-        level = [item for items in inside for item in items if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True
+    """JSON from a file of a run; an error where the file is too large."""
+    return parse_json(read_limited(path, largest), str(path))
 
 
 def parse_json(data: bytes, name: str) -> Json:
-    """Strict JSON from untrusted bytes; `name` is the file that the error names."""
+    """JSON from untrusted bytes; `name` is the file that the error names."""
     try:
-        value: Json = json.loads(
-            data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique
-        )
+        return json.loads(data)  # type: ignore[no-any-return]
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             "invalid-json", f"{name} is not valid JSON ({error or type(error).__name__})."
         ) from None
-    return value
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    """A table, each of whose keys is there once: readers differ in which of two they take."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(
-            f"the key {next(name for name in names if names.count(name) > 1)!r:.60} appears twice"
-        )
-    return table
 
 
 HEADER_KEY = "__metadata__"
@@ -120,10 +79,6 @@ class TensorInfo:
     shape: tuple[int, ...]
     size: int
     tied_to: str | None = None
-
-    @property
-    def num_values(self) -> int:
-        return math.prod(self.shape)
 
 
 def read_header(path: str | os.PathLike[str]) -> list[TensorInfo]:
@@ -212,10 +167,6 @@ class Box:
 
     offsets: Numbers
     shape: Numbers
-
-    @property
-    def num_values(self) -> int:
-        return math.prod(self.shape)
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -380,13 +331,13 @@ def _find_gap(shape: Numbers, boxes: tuple[Box, ...]) -> str | None:
                 f"the shard at {list(box.offsets)} of {list(box.shape)} lies outside its "
                 f"shape {list(shape)}"
             )
-    filled = [box for box in boxes if box.num_values]
+    filled = [box for box in boxes if math.prod(box.shape)]
     if filled and shape:
         starts = np.array([box.offsets for box in filled])
         ends = starts + np.array([box.shape for box in filled])
         for box, start, end in zip(filled, starts, ends, strict=True):
             if ((starts < end) & (start < ends)).all(axis=1).sum() > 1:
                 return f"the shard at {list(box.offsets)} of {list(box.shape)} overlaps another"
-    count = sum(box.num_values for box in filled)
+    count = sum(math.prod(box.shape) for box in filled)
     total = math.prod(shape)
     return None if count == total else f"its shards hold {count} values instead of {total}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .._torch_compat import are_finite
-from ..errors import ConfigurationError, check_number
+from ..errors import check_number
 from ..metrics.best import Mode, ranked
 from ..trees import leaves
 
@@ -29,8 +29,6 @@ class ResumePolicy:
         every_epochs: Save after every n epochs; None for never.
         every_minutes: Save when this many minutes have passed since the last one; None for never.
         keep: The number of newest resume points to keep.
-        min_seconds_updates: The least time since the last resume point, for `every_updates`.
-        min_seconds_epochs: The least time since the last resume point, for `every_epochs`.
 
     >>> from loopwright.checkpoint import ResumePolicy
     >>> ResumePolicy(every_updates=100).is_due(update=200)
@@ -41,16 +39,12 @@ class ResumePolicy:
     every_epochs: int | None = None
     every_minutes: float | None = None
     keep: int = 2
-    min_seconds_updates: float = 0.0
-    min_seconds_epochs: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("every_updates", "every_epochs", "every_minutes"):
             if (value := getattr(self, name)) is not None:
                 label = f"Checkpoints({name}"
                 check_number(label, value, above=0, is_whole=False, otherwise="None")
-        for seconds in (self.min_seconds_updates, self.min_seconds_epochs):
-            check_number("Checkpoints(min_seconds", seconds, least=0, is_whole=False, of="seconds")
         check_number("Checkpoints(keep", self.keep, least=1)
 
     def is_due(
@@ -62,7 +56,7 @@ class ResumePolicy:
         The end of an epoch is asked about apart from its last update, so updates do not count
         there.
         """
-        if self.is_late(minutes_since_last):
+        if self.every_minutes is not None and minutes_since_last >= self.every_minutes:
             return True
         every = self.every_updates
         number = update
@@ -70,10 +64,6 @@ class ResumePolicy:
             every = self.every_epochs
             number = epoch_end
         return every is not None and number > 0 and number % every == 0
-
-    def is_late(self, minutes_since_last: float) -> bool:
-        """Whether so much time has passed that it is time in any case."""
-        return self.every_minutes is not None and minutes_since_last >= self.every_minutes
 
 
 @dataclass(frozen=True)
@@ -111,10 +101,6 @@ class KeepPolicy:
     keep: int = 1
 
     def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise ConfigurationError(
-                "unknown-mode", f"KeepPolicy(mode={self.mode!r}): use 'min' or 'max'."
-            )
         check_number("BestModel(keep", self.keep, least=1)
 
     def ranked(self, candidates: Iterable[C]) -> list[C]:

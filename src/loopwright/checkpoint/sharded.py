@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .._torch_compat.distributed import dtensor_type, local_shape_and_offset, root_mesh
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import CheckpointError
 from .atomic import FileRecord, write_bytes
 from .layout import (
     SHARDS,
@@ -46,12 +45,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-TOKEN = re.compile(r"[0-9]+-[0-9a-f]+")
 LEAVING_SECONDS = 5.0
 SHORTEST_PAUSE = 0.001
 LONGEST_PAUSE = 0.1
-
-PATIENCE_SECONDS = 600.0
+PATIENCE_SECONDS = 600.0  # that rank 0 waits for the parts of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,6 @@ class Group:
     Args:
         rank: The number of this process, from 0.
         world: The number of processes.
-        patience: How many seconds rank 0 waits for the parts of the others.
 
     Example:
         >>> from loopwright.checkpoint import Group
@@ -71,14 +67,6 @@ class Group:
 
     rank: int = 0
     world: int = 1
-    patience: float = PATIENCE_SECONDS
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world:
-            raise ConfigurationError(
-                "rank-outside-world",
-                f"Group(rank={self.rank}, world={self.world}): the rank is below the world.",
-            )
 
     @property
     def is_main(self) -> bool:
@@ -109,7 +97,7 @@ class TensorShard:
 
     @property
     def is_written(self) -> bool:
-        return self.is_primary and self.box.num_values > 0
+        return self.is_primary and 0 not in self.box.shape
 
     def stored_as(self, stored: Tensor) -> TensorShard:
         """The same shard in the form its values are stored in, which may have dimensions more
@@ -202,18 +190,6 @@ def part_name(rank: int) -> str:
     return f"shard-{rank}.safetensors"
 
 
-def check_token(group: Group, token: str) -> None:
-    """Refuse to begin what the processes could not finish: without a common name they write to
-    different places."""
-    if group.world > 1 and not TOKEN.fullmatch(token):
-        raise ConfigurationError(
-            "no-writing-token",
-            f"{group.world} processes cannot write a checkpoint together with token={token!r}: "
-            "create a token with `new_token()` on rank 0, send it to the other ranks, and pass "
-            "it on all of them.",
-        )
-
-
 def write_part(staging: Path, rank: int, shards: Mapping[str, TensorShard]) -> None:
     """Write this process's shards, then the record that says so; a failure is recorded too, for the
     first process."""
@@ -275,8 +251,8 @@ Part: TypeAlias = tuple[FileRecord | None, dict[str, TensorLayout]]  # what one 
 
 def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> dict[int, Part]:
     parts: dict[int, Part] = {}
-    deadline = time.monotonic() + group.patience
-    end = f"in {group.patience:g} s"
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    end = f"in {PATIENCE_SECONDS:g} s"
     pause = SHORTEST_PAUSE
     is_leaving = False
     while True:

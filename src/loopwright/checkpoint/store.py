@@ -18,7 +18,7 @@ from .atomic import clean_leftovers, remove_directory
 from .format import Checkpoint, read_checkpoint
 from .history_parts import SharedHistory
 from .inspect import CheckpointInfo, look_into
-from .manifest import FILE_NAME, UPDATE_NAME, VersionError, foreign_names, verify_checkpoint
+from .manifest import UPDATE_NAME, VersionError, foreign_names, verify_checkpoint
 from .policy import Candidate, FiniteCheck, KeepPolicy
 from .tensors import Tree
 from .writer import AsyncWriter
@@ -58,7 +58,7 @@ class CheckpointStore:
         ...     store = CheckpointStore(folder, keep=2)
         ...     for update in (10, 20, 30):
         ...         store.save(update_name(update), {"update": update}, {"update": update})
-        ...     store.wait()
+        ...     store.writer.wait()
         ...     [entry.name for entry in store.entries()], store.newest().tree
         (['update-00000020', 'update-00000030'], {'update': 30})
     """
@@ -92,7 +92,7 @@ class CheckpointStore:
         it shares with earlier checkpoints of this store. Whatever the writers `after` are writing
         is on disk before this checkpoint is complete.
         """
-        path = checked_path(self.directory, name)
+        path = self.directory / name
         # before the history is looked at, of which a failed write has saved nothing
         self.writer.wait()
         plan = None
@@ -110,14 +110,6 @@ class CheckpointStore:
         if wait:
             self.writer.wait()
 
-    def check(self) -> None:
-        """Raise the error of a save that failed behind the training."""
-        self.writer.check()
-
-    def wait(self) -> None:
-        """Return when everything saved is on disk, or raise what went wrong."""
-        self.writer.wait()
-
     def entries(self) -> list[CheckpointInfo]:
         """The checkpoints that look complete, oldest first; sizes are compared, hashes are not.
 
@@ -132,7 +124,7 @@ class CheckpointStore:
         One that a newer version wrote is not damaged: that is an error. In a group, let one process
         find it and the others read its `path`, so that all take the same.
         """
-        self.clean()
+        _clean(self.directory, self.writer)
         self._passed_over = []
         found = look_into(self.directory)
         # one whose manifest cannot be read is tried first, to be named
@@ -168,20 +160,16 @@ class CheckpointStore:
             and not foreign_names(path)
         )
 
-    def clean(self) -> list[str]:
-        """Remove what killed processes left half-written; the names of it."""
-        return _clean(self.directory, self.writer)
-
     def prune(self) -> list[str]:
         """Remove all but the last `keep`, once the newest of them is known to be sound; the names
         removed."""
         entries = self.entries()
         if len(entries) <= self.keep or not self.writer.group.is_main:
             return []
-        sound = next(
-            (entry for entry in reversed(entries) if not verify_checkpoint(entry.path)), None
-        )
-        return [] if sound is None else self._prune(committed=sound.name)
+        for entry in reversed(entries):
+            if not verify_checkpoint(entry.path):
+                return self._prune(committed=entry.name)
+        return []
 
     def discard(self, *, after_update: int) -> list[str]:
         """Remove the checkpoints of a future that is not taken: those after this update."""
@@ -274,8 +262,9 @@ class KeptModels:
             self.start()
         policy = self.policy
         metric = {"name": policy.metric, "value": float(value), "mode": policy.mode}
-        path = checked_path(self.directory, name)
-        self.writer.hold(path, tree, {**meta, METRIC: metric}, then=self.prune, token=token)
+        self.writer.hold(
+            self.directory / name, tree, {**meta, METRIC: metric}, then=self.prune, token=token
+        )
         self._held = Candidate(name, float(value), int(meta.get("update", 0)))
 
     @property
@@ -314,14 +303,12 @@ class KeptModels:
                 logger.warning("Kept model %s is skipped: %s", model.name, error)
         return None
 
-    def clean(self) -> list[str]:
-        """Remove what killed processes left half-written; the names of it."""
-        return _clean(self.directory, self.writer)
-
     def discard(self, *, after_update: int) -> list[str]:
-        """Remove the models of a future that is not taken: those after this update."""
+        """Remove the models of a future that is not taken, those after this update, and what killed
+        processes left half-written."""
         if not self.writer.group.is_main:
             return []
+        _clean(self.directory, self.writer)
         self._unwritten = tuple(update for update in self._unwritten if update <= after_update)
         return remove_all(model.path for model in self.models() if model.update > after_update)
 
@@ -355,24 +342,15 @@ def remove_all(doomed: Iterable[Path]) -> list[str]:
     return [path.name for path in paths]
 
 
-def checked_path(directory: Path, name: str) -> Path:
-    """The place of a checkpoint, after refusing a name that is not one plain component."""
-    if not FILE_NAME.fullmatch(name):
-        raise CheckpointError(
-            "checkpoint-name",
-            f"{name!r} cannot be the name of a checkpoint: use letters, digits, '.', '_' and '-'.",
-        )
-    return directory / name
-
-
 def list_own(directory: Path) -> list[CheckpointInfo]:
     """The checkpoints that stand where they were written, oldest first: all that may be removed."""
     return [info for info in look_into(directory) if info.may_be_removed]
 
 
-def _clean(directory: Path, writer: AsyncWriter) -> list[str]:
-    is_due = writer.group.is_main and directory.is_dir()
-    return clean_leftovers(directory) if is_due else []
+def _clean(directory: Path, writer: AsyncWriter) -> None:
+    """Remove what killed processes left half-written."""
+    if writer.group.is_main and directory.is_dir():
+        clean_leftovers(directory)
 
 
 def metric_label(metric: str) -> str:

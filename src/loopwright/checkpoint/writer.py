@@ -22,7 +22,7 @@ from .encoding import encode_with_shards
 from .format import write_checkpoint
 from .history_parts import HistoryPart
 from .policy import FiniteCheck
-from .sharded import SINGLE, Group, TensorShard, check_token, is_dtensor, shard_of
+from .sharded import SINGLE, Group, TensorShard, is_dtensor, shard_of
 from .tensors import ATOMS, TensorKey, Tree, map_tree, plain_tensor, refusal, tensor_key
 
 SHARED = (np.generic, PurePath, torch.dtype, torch.device)  # which nothing changes in place
@@ -300,7 +300,6 @@ class AsyncWriter:
         parts: Sequence[HistoryPart] = (),
     ) -> None:
         """Take a snapshot that `start` will write; one that was held before is dropped."""
-        check_token(self.group, token)
         self.wait()
         self._held = None
         self._held = Write(

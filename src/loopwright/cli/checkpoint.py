@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def _print_content(content: checkpoints.CheckpointContent) -> None:
     rows = []
     for name, record in manifest.files.items():
         tensors = content.tensors.get(name, [])
-        values = str(sum(tensor.num_values for tensor in tensors))
+        values = str(sum(prod(tensor.shape) for tensor in tensors))
         counts = [str(len(tensors)), values] if name in content.tensors else ["-", "-"]
         rows.append([name, size(record.size), *counts, models.get(name, "-"), record.sha256[:12]])
     print_table(["FILE", "SIZE", "TENSORS", "VALUES", "MODEL", "SHA256"], rows, right="123")

@@ -269,4 +269,4 @@ class ResumePoints(Checkpoints):
         if trainer.run.is_interrupted:
             super().on_loop_end(trainer)
         elif self._store is not None:
-            self._store.wait()
+            self._store.writer.wait()
