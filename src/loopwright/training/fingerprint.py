@@ -18,7 +18,7 @@ import platform
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from .._torch_compat import INNER_SCHEDULERS
 from ..errors import ConfigurationError
 from ..optim.build import CurveLike, CurveSchedule, Schedule
 from ..run.changes import UNKNOWN, differing_by_rank, rank_refusal
+from ..trees import as_json
 from .program import users_trainer
 
 if TYPE_CHECKING:
@@ -134,10 +135,10 @@ def describe_components(run: TrainingRun) -> dict[str, Any]:
     owner = users_trainer(program)
     for name in program._step_methods:  # those that the user wrote
         function = inspect.unwrap(getattr(getattr(owner, name, None), "__func__", len))
-        if isinstance(function, FunctionType) and not _is_ours(function):
+        if isinstance(function, FunctionType) and not _is_of("loopwright", function):
             flat |= _describe_function(name, name, function)
     for name in ("accumulate", "clip_norm", "clip_value", "seed"):
-        flat[name] = plain(getattr(program, name))
+        flat[name] = as_json(getattr(program, name))
     flat["precision"] = run.runtime.precision
     flat["torch"] = torch.__version__.partition("+")[0]
     return flat
@@ -294,13 +295,14 @@ def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {prefix: name_of(kind)}
     for name, option in _attributes(value).items():
         if not name.startswith("_") and name not in PLACES:
-            describe = _setting if isinstance(option, SETTINGS) else plain
-            flat |= _entries(prefix, {name: option}, describe)
+            flat |= _entries(prefix, {name: option})
     is_module = isinstance(value, nn.Module)
-    if is_module and _is_torch(kind):
-        flat |= {f"{prefix}.{name}": fingerprint(buffer) for name, buffer in value.named_buffers()}
+    if _is_of("torch", kind):
+        for name, buffer in value.named_buffers() if is_module else ():
+            flat[f"{prefix}.{name}"] = fingerprint(buffer)
+        return flat
     compute = getattr(kind, "forward" if is_module else "__call__", None)
-    if isinstance(compute, FunctionType) and not _is_torch(kind):
+    if isinstance(compute, FunctionType):
         flat |= _describe_function(f"{prefix}.code", prefix, compute)
     return flat
 
@@ -320,41 +322,42 @@ def name_of(value: Any) -> str:
     the next.
     """
     name = getattr(value, "__qualname__", type(value).__qualname__)
-    return f"{value.__module__}.{name}" if _is_torch(value) else str(name)
+    return f"{value.__module__}.{name}" if _is_of("torch", value) else str(name)
 
 
-def _is_torch(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).partition(".")[0] == "torch"
+def _is_of(package: str, value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == package
 
 
-def _is_ours(function: FunctionType) -> bool:
-    return str(function.__module__).partition(".")[0] == "loopwright"
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it; one that JSON does not have raises `NotPlainError`."""
-    if isinstance(value, Tensor):
-        value = value.item() if value.numel() == 1 and not value.is_meta else fingerprint(value)
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    raise NotPlainError
-
-
-def _entries(
-    prefix: str, values: Mapping[Any, Any], describe: Callable[[Any], Any] = plain
-) -> dict[str, Any]:
+def _entries(prefix: str, values: Mapping[Any, Any]) -> dict[str, Any]:
     """Return an entry for each value that has a description."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         with suppress(NotPlainError):
-            flat[f"{prefix}.{name}"] = describe(value)
+            flat[f"{prefix}.{name}"] = plain(value)
     return flat
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; one that JSON does not have raises `NotPlainError`.
+
+    A number or text that this start has made (a time, a process number, a temporary path) says so:
+    `run.changes` takes two values of the same kind for equal.
+    """
+    if isinstance(value, Tensor):
+        value = value.item() if value.numel() == 1 and not value.is_meta else fingerprint(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, SETTINGS):
+        raise NotPlainError
+    if (kind := _kind_of_this_start(value)) is not None:
+        return f"{value} ({kind} of this start)"
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return value if is_finite else str(value)
 
 
 def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[str, Any]:
@@ -380,25 +383,14 @@ def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[st
     _add_code(digest, code, function.__doc__)
     version = ".".join(platform.python_version_tuple()[:2])
     hashed = f"{digest.hexdigest()[:LENGTH]} (Python {version})"
-    settings = {name: value for name, value in used.items() if name.lower() not in PLACES}
-    # a list may be a counter
-    return {key: UNKNOWN if _is_ours(function) else hashed} | _entries(prefix, settings, _setting)
-
-
-def _setting(value: Any) -> Any:
-    """Describe a value that a program uses; one that this start has made says so.
-
-    Times, process numbers and temporary paths are found by comparing them with those of this
-    process. `run.changes` takes two values of the same kind for equal, and any others as they are.
-    """
-    if isinstance(value, tuple):
-        return [_setting(item) for item in value]
-    if value is None or isinstance(value, bool):
-        return value
-    if not isinstance(value, SETTINGS):
-        raise NotPlainError
-    kind = _kind_of_this_start(value)
-    return plain(value) if kind is None else f"{value} ({kind} of this start)"
+    settings = {}
+    for name, value in used.items():
+        # a list may be a counter
+        is_constant = value is None or isinstance(value, (*SETTINGS, tuple))
+        if is_constant and name.lower() not in PLACES:
+            settings[name] = value
+    is_ours = _is_of("loopwright", function)
+    return {key: UNKNOWN if is_ours else hashed} | _entries(prefix, settings)
 
 
 def _kind_of_this_start(value: float | str) -> str | None:
