@@ -4,7 +4,6 @@ memory, hashed on the way, tied ones stored once."""
 from __future__ import annotations
 
 import json
-import math
 import os
 from _thread import allocate_lock, start_new_thread
 from array import array
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from .._torch_compat import set_state_dict_metadata, state_dict_metadata
 from ..errors import CheckpointError
@@ -30,6 +29,8 @@ from .layout import (
     parse_json,
     read_header,
     read_layouts,
+    table_of,
+    text_of,
     whole,
 )
 
@@ -52,20 +53,13 @@ def tensor_key(tensor: Tensor) -> TensorKey | None:
 def plain_tensor(tensor: Tensor, path: str) -> Tensor:
     """The tensor without its graph, after refusing a tensor that is not one dense block of
     memory."""
-    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+    if is_lazy(tensor):
         raise refusal(path, tensor, "run one batch through the lazy module before saving")
-    if hasattr(type(tensor), "__tensor_flatten__"):
-        raise refusal(
-            path, tensor, "gather it to a plain tensor first (`full_tensor()` for a DTensor)"
-        )
-    if tensor.layout is not torch.strided:
-        raise refusal(path, tensor, "return `tensor.to_dense()`", f"a {tensor.layout} tensor")
+    is_wrapper = hasattr(type(tensor), "__tensor_flatten__")
+    if is_wrapper or tensor.layout is not torch.strided or tensor.is_quantized:
+        raise refusal(path, tensor, "return a plain, dense tensor", f"a {tensor.layout} tensor")
     if tensor.is_meta:
         raise refusal(path, tensor, "materialise it first", "a tensor on the meta device")
-    if tensor.is_quantized:
-        raise refusal(
-            path, tensor, "return `tensor.int_repr()` with its scale", "a quantized tensor"
-        )
     return tensor.detach()
 
 
@@ -173,9 +167,7 @@ def read_tensors(path: Path, *, copies: bool = True) -> dict[str, Tensor]:
     metadata, tensors = _read_without_signals(path, read)
     if copies:  # a mapped tensor would change under us if the file did
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    return tensors | {
-        name: tensors[kept] for name, kept in _tied_in(path, metadata, tensors).items()
-    }
+    return tensors | _tied_in(path, metadata, tensors)
 
 
 def _read_without_signals(path: Path, read: Callable[[], T]) -> T:
@@ -247,23 +239,22 @@ def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
 
 def _tied_in(
     path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
-) -> dict[str, str]:
-    """Names that were left out of a file, and the tensors they stand for."""
+) -> dict[str, Tensor]:
+    """The tensors that were left out of a file, since they are another one under a second name."""
     if TIED not in metadata:  # `safetensors.torch.save_model` notes the same as plain entries
         return {
-            name: kept
+            name: tensors[kept]
             for name, kept in metadata.items()
             if name != "format" and kept in tensors and name not in tensors
         }
-    tied = parse_json(metadata[TIED].encode("utf-8", "replace"), f"{path} ({TIED})")
-    if not isinstance(tied, dict) or not all(
-        isinstance(k, str) and k in tensors for k in tied.values()
-    ):
+    try:
+        tied = table_of(parse_json(metadata[TIED].encode("utf-8", "replace"), f"{path} ({TIED})"))
+        return {name: tensors[text_of(kept)] for name, kept in tied.items() if name not in tensors}
+    except (KeyError, TypeError):
         raise CheckpointError(
             "not-safetensors",
             f"{path} has tied names for tensors that it does not contain: it is damaged.",
-        )
-    return {name: str(kept) for name, kept in tied.items() if name not in tensors}
+        ) from None
 
 
 def _header_text(
@@ -273,7 +264,7 @@ def _header_text(
     offset = 0
     for name in names:
         tensor = tensors[name]
-        end = offset + tensor.numel() * tensor.itemsize
+        end = offset + tensor.nbytes
         entries[name] = {
             "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -314,13 +305,11 @@ def stored_form(tensor: Tensor) -> tuple[Tensor, dict[str, Json]]:
 def numbers_tensor(values: list[Tree]) -> Tensor | None:
     """The list as one tensor, where all of it is floats or all of it small ints."""
     kinds = set(map(type, values))
-    try:
-        if kinds == {float}:
-            return torch.frombuffer(array("d", values), dtype=torch.float64).clone()
+    if kinds == {float}:
+        return torch.frombuffer(array("d", values), dtype=torch.float64).clone()
+    with suppress(OverflowError):
         if kinds == {int}:
             return torch.frombuffer(array("q", values), dtype=torch.int64).clone()
-    except OverflowError:
-        return None
     return None
 
 
@@ -400,13 +389,7 @@ class StoredTensor:
     def _read(self, box: Box) -> Tensor:
         if self._is_pairs:
             box = Box((*box.offsets, 0), (*box.shape, 2))
-        try:
-            values = torch.empty(box.shape, dtype=self.stored_dtype)
-        except (RuntimeError, TypeError, OverflowError) as error:
-            raise CheckpointError(
-                "no-memory-for-tensor",
-                f"There is not enough memory for a tensor of {list(box.shape)}: {error}",
-            ) from error
+        values = torch.empty(box.shape, dtype=self.stored_dtype)
         for shard in self.layout.shards:
             if (shared := shard.box.overlap(box)) is not None:
                 target = values[shared.relative_to(box.offsets).slices]
@@ -429,16 +412,14 @@ def stored_tensors(
 
 
 def stored_shards(
-    directory: Path, records: Mapping[str, FileRecord], files: StoredFiles
+    directory: Path, records: Iterable[str], files: StoredFiles
 ) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint that several processes wrote shard by shard."""
     layouts = read_layouts(directory, records)
     return {name: StoredTensor(files, layout) for name, layout in layouts.items()}
 
 
-def read_shards(
-    directory: Path, records: Mapping[str, FileRecord], prefix: str = ""
-) -> dict[str, Tensor]:
+def read_shards(directory: Path, records: Iterable[str], prefix: str = "") -> dict[str, Tensor]:
     """Those tensors in memory, put together; tied ones, whose shards are the same, as one
     tensor."""
     tensors: dict[str, Tensor] = {}
@@ -446,7 +427,7 @@ def read_shards(
     for name, stored in stored_shards(directory, records, StoredFiles(directory)).items():
         if not name.startswith(prefix):
             continue
-        if stored.layout not in read or math.prod(stored.layout.shape) == 0:
+        if stored.layout not in read or 0 in stored.shape:
             read[stored.layout] = stored.read()
         tensors[name] = read[stored.layout]
     return tensors
