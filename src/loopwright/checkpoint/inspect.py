@@ -79,9 +79,10 @@ class CheckpointInfo:
     def is_copy(self) -> bool:
         """Whether it was written under another name: a copy, a link, or renamed; it belongs to the
         user."""
-        noted = None if self.manifest is None else self.manifest.name
-        is_renamed = noted not in (None, plain_name(self.path.name))
-        return self.manifest is not None and (is_renamed or self.path.is_symlink())
+        if self.manifest is None:
+            return False
+        is_renamed = self.manifest.name not in (None, plain_name(self.path.name))
+        return is_renamed or self.path.is_symlink()
 
     @property
     def may_be_removed(self) -> bool:
@@ -93,7 +94,10 @@ class CheckpointInfo:
     @property
     def order(self) -> tuple[int | float, str]:
         """What checkpoints are ordered by: the update, then the time."""
-        return (0, "") if self.manifest is None else self.manifest.order
+        update = self.meta.get("update")
+        is_number = isinstance(update, int | float) and update == update
+        created = "" if self.manifest is None else self.manifest.created
+        return (update if is_number else -1, created)  # type: ignore[return-value]
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -102,25 +106,29 @@ class CheckpointInfo:
     @property
     def metric(self) -> tuple[str, float] | None:
         """Name and value of the metric that a model was kept for."""
-        noted = self.meta.get("metric")
-        if not isinstance(noted, dict) or not isinstance(noted.get("value"), int | float):
-            return None
-        return str(noted.get("name")), noted["value"]
+        noted = self._noted_metric
+        value = noted.get("value")
+        return (str(noted.get("name")), value) if isinstance(value, int | float) else None
 
     @property
     def mode(self) -> Mode | None:
         """Whether that metric is to be small or large, where the one who kept the model said so."""
-        noted = self.meta.get("metric")
-        mode = noted.get("mode") if isinstance(noted, dict) else None
+        mode = self._noted_metric.get("mode")
         return mode if mode in ("min", "max") else None
 
     @property
+    def _noted_metric(self) -> Mapping[str, Any]:
+        noted = self.meta.get("metric")
+        return noted if isinstance(noted, dict) else {}
+
+    @property
     def created(self) -> datetime | None:
-        try:
-            moment = datetime.fromisoformat("" if self.manifest is None else self.manifest.created)
-        except ValueError:
+        if self.manifest is None:
             return None
-        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        with suppress(ValueError):
+            moment = datetime.fromisoformat(self.manifest.created)
+            return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

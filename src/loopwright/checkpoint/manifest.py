@@ -71,18 +71,6 @@ class Manifest:
     # of the parts of the state; empty in earlier checkpoints
     versions: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def size(self) -> int:
-        """Bytes on disk, the manifest not counted."""
-        return sum(record.size for record in self.files.values())
-
-    @property
-    def order(self) -> tuple[int | float, str]:
-        """What checkpoints are ordered by: the update, then the time."""
-        update = self.meta.get("update")
-        is_number = isinstance(update, int | float) and update == update
-        return (update if is_number else -1, self.created)  # type: ignore[return-value]
-
 
 def manifest_bytes(
     meta: dict[str, Any],
@@ -285,12 +273,11 @@ def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
         raise CheckpointError(
             "malformed-manifest", f"{name} is malformed ({error!r}); {REMEDY}."
         ) from None
-    for file in (*files, *models.values()):
-        if not FILE_NAME.fullmatch(file):
-            raise CheckpointError(
-                "unsafe-file-name",
-                f"{name} was refused: {file!r} is not a plain file name inside {name.parent}.",
-            )
+    if unsafe := [file for file in (*files, *models.values()) if not FILE_NAME.fullmatch(file)]:
+        raise CheckpointError(
+            "unsafe-file-name",
+            f"{name} was refused: {unsafe[0]!r} is not a plain file name inside {name.parent}.",
+        )
     if not isinstance(meta, dict) or {STATE, TENSORS, *models.values()} - set(files):
         raise CheckpointError(
             "malformed-manifest", f"{name} does not list every file of a checkpoint; {REMEDY}."
@@ -325,10 +312,6 @@ SAFE = ".safetensors"
 def local_path(path: str | os.PathLike[str], what: str) -> Path:
     """The path, unless it is the address of something that is not on this machine; `what` is the
     argument."""
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigurationError(
-            "not-a-path", f"{what}={path!r}: pass a path, as a string or a pathlib.Path."
-        )
     text = os.fspath(path)
     if ADDRESS.match(text):
         raise ConfigurationError(
@@ -350,13 +333,7 @@ def check_directory(path: str | os.PathLike[str], what: str = "path") -> None:
         raise ConfigurationError(
             "path-is-a-file",
             f"{destination} is a file, but a checkpoint is a directory: move the file, or choose "
-            f"another {what}, such as "
-            f"{str(destination.with_suffix('')) if destination.suffix else f'{destination}_checkpoint'!r}.",
-        )
-    if destination.samefile(Path.cwd()):
-        raise ConfigurationError(
-            "path-is-current-folder",
-            f"{what}={str(path)!r} is the current folder: name a folder inside it.",
+            f"another {what}.",
         )
     if foreign := foreign_names(destination):
         raise ConfigurationError(
@@ -385,25 +362,22 @@ def check_inside(folder: str | os.PathLike[str], names: re.Pattern[str] | None, 
             check_directory(path, what)
 
 
-def check_file(path: str | os.PathLike[str], what: str = "path", *, force: bool = False) -> None:
+def check_file(path: str | os.PathLike[str], *, force: bool) -> None:
     """Raise unless weights may be written here: where nothing or a file of weights is; with
     `force`, any file."""
-    destination = local_path(path, what)
+    destination = local_path(path, "path")
     if destination.is_dir():
         raise ConfigurationError(
             "path-is-a-folder",
             f"{destination} is a directory, but weights are written to a file: name a file in it.",
         )
-    if (
-        not force
-        and destination.exists()
-        and destination.stat().st_size
-        and weights_format(destination) is None
-    ):
+    if force or not destination.exists() or not destination.stat().st_size:
+        return
+    if weights_format(destination) is None:
         raise ConfigurationError(
             "not-a-weights-file",
             f"{destination} exists and is not a file of weights, so it was not changed: choose "
-            f"another {what}, or move the file.",
+            "another path, or move the file.",
         )
 
 
@@ -422,15 +396,14 @@ def weights_format(path: Path) -> str | None:
 def foreign_names(directory: Path) -> list[str]:
     """What in a directory is not part of a checkpoint; the whole of it where it is none."""
     names = sorted(set(os.listdir(directory)) - IGNORED)
-    own = {
-        name for name in names if name in (MANIFEST, STATE, SHARDS) or name.endswith(".safetensors")
-    }
     try:
         own = {MANIFEST, *read_manifest(directory).files}
+        return [name for name in names if name not in own]
     except VersionError:
-        pass
-    except CheckpointError:
-        # not even a damaged checkpoint
-        if not ({STATE, TENSORS} <= own or UPDATE_NAME.match(directory.name)):
-            return names
-    return [name for name in names if name not in own]
+        is_checkpoint = True
+    except CheckpointError:  # a damaged one may be replaced
+        is_checkpoint = {STATE, TENSORS} <= {*names} or bool(UPDATE_NAME.match(directory.name))
+    if not is_checkpoint:
+        return names
+    own = {MANIFEST, STATE, SHARDS}
+    return [name for name in names if name not in own and not name.endswith(SAFE)]
