@@ -8,22 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    ConstantLR,
-    CosineAnnealingLR,
-    CosineAnnealingWarmRestarts,
-    CyclicLR,
-    ExponentialLR,
-    LambdaLR,
-    LinearLR,
-    LRScheduler,
-    MultiStepLR,
-    OneCycleLR,
-    PolynomialLR,
-    ReduceLROnPlateau,
-    StepLR,
-)
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from .._torch_compat import INNER_SCHEDULERS
 from .fingerprint import group_key, key_of
@@ -36,11 +21,6 @@ if TYPE_CHECKING:
 SWITCHES = ("amsgrad", "centered", "momentum")  # options that decide what state an optimizer has
 # options that schedulers change, or keep in groups, such as the largest rate
 SCHEDULED = ("lr", "initial_lr", "max_", "min_", "base_")
-# schedulers whose `step(n)` computes the rate from n alone
-CLOSED = (
-    *(StepLR, MultiStepLR, ConstantLR, LinearLR, ExponentialLR, PolynomialLR, CosineAnnealingLR),
-    *(LambdaLR, OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts),
-)
 Group = dict[str, Any]
 
 
@@ -70,26 +50,26 @@ class NewValues:
             name: dict(getattr(schedule.scheduler, "__dict__", {}))
             for name, schedule in schedules.items()
         }
-        new_optimizers = {
-            name
-            for name, optimizer in optimizers.items()
-            if name not in saved
-            or self._needs_other_state(key_of("optimizer", name))
-            or compare_groups(optimizer, saved[name])
-        }
-        self._rescheduled = {
-            name for name in optimizers if name in new_optimizers or self._has_new_rate(name)
-        }
+        new_optimizers = set()
+        self._rescheduled = set()
+        for name, optimizer in optimizers.items():
+            is_new = (
+                name not in saved
+                or self._needs_other_state(key_of("optimizer", name))
+                or bool(compare_groups(optimizer, saved[name]))
+            )
+            if is_new:
+                new_optimizers.add(name)
+            if is_new or self._has_new_rate(name):
+                self._rescheduled.add(name)
         self._new_schedules = {
             name
             for name in schedules
             if name not in self._saved_schedules or key_of("scheduler", name) in changed
         }
-        replayed = {name for names in map(self._replayed, self._rescheduled) for name in names}
-        self.kept = Kept(
-            new_optimizers | (set(saved) - set(optimizers)),
-            self._new_schedules | replayed | (set(self._saved_schedules) - set(schedules)),
-        )
+        kept_schedules = self._new_schedules | (set(self._saved_schedules) - set(schedules))
+        kept_schedules.update(*map(self._replayed, self._rescheduled))
+        self.kept = Kept(new_optimizers | (set(saved) - set(optimizers)), kept_schedules)
 
     def apply(self) -> None:
         """Set the new values, and print which states of the checkpoint could not be used."""
@@ -102,7 +82,7 @@ class NewValues:
                 )
             self._apply_options(name, optimizer)
             for key in self._replayed(name) if name in self._rescheduled else ():
-                self._replay(key, is_only=len(self._schedules_of(name)) == 1)
+                self._replay(key)
         for name, options in self._schedule_options.items():
             for option in options if name not in self.kept.schedules else ():
                 if f"{key_of('scheduler', name)}.{option}" in self.changed:
@@ -144,14 +124,14 @@ class NewValues:
 
     def _has_new_rate(self, name: str) -> bool:
         """Whether the learning rate of an optimizer, or a schedule of it, is another than before."""
+        if not set(self._saved_schedules) <= set(self.run.components.schedules):
+            return True  # a schedule is taken away
         prefix = f"{key_of('optimizer', name)}."
-        starts = [key_of("scheduler", key) for key in self._schedules_of(name)]
-        is_lost = not set(self._saved_schedules) <= set(self.run.components.schedules)
-        return is_lost or any(
-            (key.startswith(prefix) and key.endswith(".lr"))
-            or any(key == start or key.startswith(f"{start}.") for start in starts)
-            for key in self.changed
-        )
+        starts = tuple(f"{key_of('scheduler', key)}." for key in self._schedules_of(name))
+        for key in self.changed:
+            if f"{key}.".startswith(starts) or (key.startswith(prefix) and key.endswith(".lr")):
+                return True
+        return False
 
     def _schedules_of(self, name: str) -> list[str]:
         """The torch schedulers of an optimizer, which change its rate step by step."""
@@ -172,18 +152,14 @@ class NewValues:
             and not isinstance(schedules[key].scheduler, ReduceLROnPlateau)
         ]
 
-    def _replay(self, key: str, *, is_only: bool) -> None:
+    def _replay(self, key: str) -> None:
         scheduler = self.run.components.schedules[key].scheduler
         saved = self._saved_schedules[key]
         if isinstance(scheduler, ChainedScheduler):  # only those inside it count
             saved = saved[INNER_SCHEDULERS][0]
-        times = saved["last_epoch"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of steps without steps of the optimizer
-            if is_only and type(scheduler) in CLOSED:  # millions of steps would take minutes
-                scheduler.step(times)
-                return
-            for _ in range(times):
+            for _ in range(saved["last_epoch"]):
                 scheduler.step()
 
 
