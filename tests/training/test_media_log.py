@@ -127,8 +127,6 @@ def test_mistakes_in_media_are_answered_with_what_to_write():
         trainer.log_image(torch.rand(3, 4, 4), "fake")
     with raises("unknown-argument", "did you mean `caption=`"):
         trainer.log_image("fake", torch.rand(3, 4, 4), captions="x")
-    with raises("media-type", "log_table"):
-        trainer.log_text("fake", {"a": 1})
     with raises("logged-value", "'img'", "log_image"):
         trainer.log({"img": torch.rand(3, 4, 4)})
 

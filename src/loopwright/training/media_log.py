@@ -14,7 +14,7 @@ from ..errors import ConfigurationError, public
 if TYPE_CHECKING:
     from ..metrics.media import Media
 
-MAX_WAITING = 1000  # items that are logged before training
+MAX_WAITING = 1000  # items that are logged before training; later ones are dropped
 
 
 class MediaLog:
@@ -63,11 +63,6 @@ class MediaLog:
             self._run.emit("on_media", media)
             return
         if len(self.waiting) == MAX_WAITING:
-            self._say_once(
-                "full",
-                f"{name!r} is dropped: {MAX_WAITING} logged items are already waiting for training "
-                "to start.",
-            )
             return
         self.waiting.append(media)
         self._say_once(
@@ -271,14 +266,8 @@ class MediaMethods:
         """
 
         media = self._logged_run.media
-        if call := media.open("log_text", name):
-            if not isinstance(text, str):
-                raise ConfigurationError(
-                    "media-type",
-                    f"{call}: the value is of type {type(text).__name__}: pass a str, as "
-                    "str(value), or use log_table for rows and columns.",
-                )
-            media.add(name, text)
+        if media.open("log_text", name):
+            media.add(name, str(text))
 
     @public
     def log_table(self, name: str, rows: Any, columns: Sequence[str] | None = None) -> None:
