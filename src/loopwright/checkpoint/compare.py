@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .format import read_checkpoint
 from .inspect import find_checkpoint
-from .tensors import ATOMS, Tree, join_path
+from .tensors import ATOMS, StoredTensor, Tree, join_path
 from .weights import load_weights
 
 # never the same twice, and never meant to be
@@ -58,7 +58,7 @@ def diff_checkpoints(
     if model is not None or any(path.is_file() for path in paths):
         own, other = (load_weights(path, model=model) for path in paths)
     else:
-        own, other = (read_checkpoint(path, verify=False, copies=False).tree for path in paths)
+        own, other = (read_checkpoint(path, verify=False, lazy=True).tree for path in paths)
     return compare_trees(own, other)
 
 
@@ -104,9 +104,11 @@ def _compare(path: str, first: Tree, second: Tree) -> Difference | None:
 
 
 def _as_tensor(value: Tree) -> Tensor | None:
-    """A tensor, or an array of numbers as a tensor."""
+    """A tensor, also one in a file; an array of numbers as a tensor."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.dtype.isnative:
         return torch.as_tensor(value)
+    if isinstance(value, StoredTensor):
+        return value.read()
     return value if isinstance(value, Tensor) else None
 
 
@@ -132,7 +134,7 @@ def _distance(first: Tensor, second: Tensor) -> tuple[int, float]:
 def _brief(value: Tree) -> str:
     if value is NOTHING:
         return "nothing"
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, Tensor | StoredTensor | np.ndarray):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

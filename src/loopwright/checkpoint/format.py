@@ -56,8 +56,7 @@ from .tensors import (
     StoredFiles,
     Tree,
     escape,
-    read_shards,
-    read_tensors,
+    read_all,
     stored_shards,
     stored_tensors,
     unescape,
@@ -172,7 +171,7 @@ def _explained(destination: Path, group: Group) -> Iterator[None]:
 
 
 def read_checkpoint(
-    path: str | os.PathLike[str], *, verify: bool = True, copies: bool = True, lazy: bool = False
+    path: str | os.PathLike[str], *, verify: bool = True, lazy: bool = False
 ) -> Checkpoint:
     """Read a checkpoint after comparing every file with its hash; nothing in it is executed.
 
@@ -181,7 +180,6 @@ def read_checkpoint(
     Args:
         path: The directory of the checkpoint.
         verify: Compare the hashes of files, and not only their sizes.
-        copies: False leaves the tensors in the files, mapped, which is enough to look at them.
         lazy: Return `StoredTensor` objects instead of tensors, of which every process reads the
             region that it needs.
 
@@ -204,17 +202,14 @@ def read_checkpoint(
         structure = parse_json((directory / STATE).read_bytes(), str(directory / STATE))
     except OSError as error:
         raise unreadable(directory / STATE, error) from error
-    tensors: dict[str, Any] = {}
     files = StoredFiles(directory)
-    for model, file in [(None, TENSORS), *manifest.models.items()]:
-        if lazy:
-            found: dict[str, Any] = dict(stored_tensors(directory, file, files))
-        else:
-            found = dict(read_tensors(directory / file, copies=copies))
-        tensors |= {key if model is None else weight_path(model, key): found[key] for key in found}
+    stored = dict(stored_tensors(directory, TENSORS, files))
+    for model, file in manifest.models.items():
+        for key, tensor in stored_tensors(directory, file, files):
+            stored[weight_path(model, key)] = tensor
     if SHARDS in manifest.files:
-        read = stored_shards(directory, manifest.files, files) if lazy else None
-        tensors |= read_shards(directory, manifest.files) if read is None else read
+        stored |= stored_shards(directory, manifest.files, files)
+    tensors: Mapping[str, Any] = stored if lazy else read_all(stored)
     tree = decode(structure, tensors)
     if manifest.format > 1 and (names := files_in(tree)):
         if unknown := [name for name in names if name not in manifest.files]:

@@ -143,12 +143,13 @@ def _tensor(path: Path, name: str, entry: Json) -> TensorInfo:
 
 
 def _tied(path: Path, noted: Json) -> dict[str, str]:
-    text = noted.get(TIED) if isinstance(noted, dict) else None
-    if not isinstance(text, str):
-        return {}
-    tied = parse_json(text.encode("utf-8", "replace"), f"{path} ({TIED})")
-    entries = tied.items() if isinstance(tied, dict) else ()
-    return {name: kept for name, kept in entries if isinstance(kept, str)}
+    """The names that were left out of a file, with those of the tensors they stand for."""
+    entries = noted if isinstance(noted, dict) else {}
+    if isinstance(text := entries.get(TIED), str):
+        tied = parse_json(text.encode("utf-8", "replace"), f"{path} ({TIED})")
+        entries = tied if isinstance(tied, dict) else {}
+    # `safetensors.torch.save_model` notes them as plain entries
+    return {name: kept for name, kept in entries.items() if isinstance(kept, str)}
 
 
 def _counted(name: str) -> list[tuple[int, str]]:

@@ -10,6 +10,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -26,11 +27,8 @@ from .layout import (
     Json,
     StoredShard,
     TensorLayout,
-    parse_json,
     read_header,
     read_layouts,
-    table_of,
-    text_of,
     whole,
 )
 
@@ -152,25 +150,13 @@ def write_tensors(
     return file.record()
 
 
-def read_tensors(path: Path, *, copies: bool = True) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file in memory of their own, tied ones as one tensor under two
-    names.
-
-    Without `copies` they are mapped from the file: only to be looked at, and in no more memory than
-    is looked at.
-    """
-
-    def read() -> tuple[dict[str, str], dict[str, Tensor]]:
-        with open_tensors(path) as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-    metadata, tensors = _read_without_signals(path, read)
-    if copies:  # a mapped tensor would change under us if the file did
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    return tensors | _tied_in(path, metadata, tensors)
+    names."""
+    return read_all(dict(stored_tensors(path.parent, path.name, StoredFiles(path.parent))))
 
 
-def _read_without_signals(path: Path, read: Callable[[], T]) -> T:
+def _read_without_signals(read: Callable[[], T]) -> T:
     """Return what a function reads from a file, called in a thread: signal handlers run in the main
     thread only.
 
@@ -185,7 +171,7 @@ def _read_without_signals(path: Path, read: Callable[[], T]) -> T:
     def run() -> None:
         try:
             outcome.append((read(), None))
-        except Exception as error:  # the reader has no common error type, and the file is untrusted
+        except Exception as error:
             outcome.append((None, error))
         finally:
             is_over.release()
@@ -200,9 +186,7 @@ def _read_without_signals(path: Path, read: Callable[[], T]) -> T:
         raise
     result, error = outcome[0]
     if error is not None:
-        raise CheckpointError(
-            "not-safetensors", f"{path} cannot be read as safetensors: {error}"
-        ) from error
+        raise error
     return cast(T, result)
 
 
@@ -235,26 +219,6 @@ def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
         else:
             tied[name] = kept
     return unique, tied
-
-
-def _tied_in(
-    path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The tensors that were left out of a file, since they are another one under a second name."""
-    if TIED not in metadata:  # `safetensors.torch.save_model` notes the same as plain entries
-        return {
-            name: tensors[kept]
-            for name, kept in metadata.items()
-            if name != "format" and kept in tensors and name not in tensors
-        }
-    try:
-        tied = table_of(parse_json(metadata[TIED].encode("utf-8", "replace"), f"{path} ({TIED})"))
-        return {name: tensors[text_of(kept)] for name, kept in tied.items() if name not in tensors}
-    except (KeyError, TypeError):
-        raise CheckpointError(
-            "not-safetensors",
-            f"{path} has tied names for tensors that it does not contain: it is damaged.",
-        ) from None
 
 
 def _header_text(
@@ -323,14 +287,14 @@ class StoredFiles:
     def read(self, shard: StoredShard, region: Box) -> Tensor:
         """A region of one entry, mapped: to be copied, since it changes if the file does."""
         path = self.directory / shard.file
-
-        def read() -> Tensor:
+        try:
             if shard.file not in self._open:
                 self._open[shard.file] = open_tensors(path)
-            tensor: Tensor = self._open[shard.file].get_slice(shard.name)[region.slices]
-            return tensor
-
-        return _read_without_signals(path, read)
+            return self._open[shard.file].get_slice(shard.name)[region.slices]  # type: ignore[no-any-return]
+        except Exception as error:  # the reader has no common error type, and the file is untrusted
+            raise CheckpointError(
+                "not-safetensors", f"{path} cannot be read as safetensors: {error}"
+            ) from error
 
 
 class StoredTensor:
@@ -373,7 +337,7 @@ class StoredTensor:
 
     def read(self) -> Tensor:
         """All of it, in memory of its own."""
-        return self._read(whole(tuple(self.shape)))
+        return _read_without_signals(self.copied)
 
     def read_box(self, offsets: Iterable[int], shape: Iterable[int]) -> Tensor:
         """A region of it, in memory of its own; only the shards that overlap it are touched."""
@@ -384,9 +348,11 @@ class StoredTensor:
                 f"The region at {list(box.offsets)} of {list(box.shape)} is not inside a tensor "
                 f"of {list(self.shape)}.",
             )
-        return self._read(box)
+        return _read_without_signals(partial(self.copied, box))
 
-    def _read(self, box: Box) -> Tensor:
+    def copied(self, box: Box | None = None) -> Tensor:
+        """A region of it, or all, where no signal handler runs."""
+        box = box or whole(tuple(self.shape))
         if self._is_pairs:
             box = Box((*box.offsets, 0), (*box.shape, 2))
         values = torch.empty(box.shape, dtype=self.stored_dtype)
@@ -419,15 +385,16 @@ def stored_shards(
     return {name: StoredTensor(files, layout) for name, layout in layouts.items()}
 
 
-def read_shards(directory: Path, records: Iterable[str], prefix: str = "") -> dict[str, Tensor]:
-    """Those tensors in memory, put together; tied ones, whose shards are the same, as one
-    tensor."""
-    tensors: dict[str, Tensor] = {}
-    read: dict[TensorLayout, Tensor] = {}
-    for name, stored in stored_shards(directory, records, StoredFiles(directory)).items():
-        if not name.startswith(prefix):
-            continue
-        if stored.layout not in read or 0 in stored.shape:
-            read[stored.layout] = stored.read()
-        tensors[name] = read[stored.layout]
-    return tensors
+def read_all(stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+    """Tensors in memory, put together; tied ones, whose shards are the same, as one tensor."""
+
+    def read() -> dict[str, Tensor]:
+        tensors = {}
+        known: dict[TensorLayout, Tensor] = {}
+        for name, tensor in stored.items():
+            if tensor.layout not in known or 0 in tensor.shape:
+                known[tensor.layout] = tensor.copied()
+            tensors[name] = known[tensor.layout]
+        return tensors
+
+    return _read_without_signals(read)

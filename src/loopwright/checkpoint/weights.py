@@ -22,10 +22,13 @@ from .manifest import SAFE, check_file, read_manifest, weights_format
 from .sharded import is_dtensor, place_like
 from .tensors import (
     DTYPES,
+    StoredFiles,
     StoredTensor,
     plain_tensor,
-    read_shards,
+    read_all,
     read_tensors,
+    stored_shards,
+    stored_tensors,
     unescape,
     write_tensors,
 )
@@ -180,13 +183,15 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     is_sharded = SHARDS in manifest.files
     others = [other for other in manifest.files if other not in manifest.models.values()]
     check_files(directory, manifest, [file, *(others if is_sharded else ())], deep=True)
-    weights = read_tensors(directory / file)
+    files = StoredFiles(directory)
+    weights = dict(stored_tensors(directory, file, files))
     start = weight_path(name, "")
-    shards = read_shards(directory, manifest.files, start) if is_sharded else {}
+    shards = stored_shards(directory, manifest.files, files) if is_sharded else {}
     for path, tensor in shards.items():
-        if "/" not in (key := path.removeprefix(start)):
+        key = path.removeprefix(start)
+        if path.startswith(start) and "/" not in key:
             weights[unescape(key)] = tensor
-    return weights
+    return read_all(weights)
 
 
 def _from_published(file: Path) -> dict[str, Tensor]:
