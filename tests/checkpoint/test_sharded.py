@@ -47,7 +47,8 @@ def test_a_process_copies_only_what_it_writes_of_a_checkpoint():
 
 def test_giving_up_ends_the_waiting_for_other_processes(tmp_path):
     writer = AsyncWriter(group=Group(0, 2))
-    writer.save(tmp_path / "point", {"weight": rows(torch.ones(2, 2), 0, 2)}, token=new_token())
+    writer.hold(tmp_path / "point", {"weight": rows(torch.ones(2, 2), 0, 2)}, token=new_token())
+    writer.start()
     writer.abandon()
     with raises("rank-wrote-nothing", "rank 1", "2", "before the save was abandoned"):
         writer.wait()
@@ -58,7 +59,9 @@ def test_leaving_the_program_does_not_wait_long_for_processes_that_never_come(tm
     def program() -> None:
         gathering.LEAVING_SECONDS = 0.1
         own = TensorShard(torch.ones(1), Box((0,), (1,)), (2,), True)
-        AsyncWriter(group=Group(0, 2)).save(tmp_path / "point", {"a": own}, token=new_token())
+        writer = AsyncWriter(group=Group(0, 2))
+        writer.hold(tmp_path / "point", {"a": own}, token=new_token())
+        writer.start()
 
     ended = call_forked(program, tmp_path)
     assert ended.code == 0
@@ -72,9 +75,9 @@ def test_writers_of_a_group_meet_whoever_comes_first(tmp_path):
     committed = threading.Event()
     for rank in (1, 0, 2):
         part = part_of(state, rank, 3)
-        writers[rank].save(
-            tmp_path / "point", part, token=token, then=committed.set if rank == 0 else None
-        )
+        then = committed.set if rank == 0 else None
+        writers[rank].hold(tmp_path / "point", part, token=token, then=then)
+        writers[rank].start()
     for writer in writers:
         writer.wait()
     assert committed.is_set()

@@ -85,7 +85,7 @@ def test_buffers_are_used_again_where_shapes_agree():
 
 def test_what_cannot_be_saved_is_refused_at_the_call_with_its_place():
     with raises("cannot-be-saved", "callbacks/mine"):
-        AsyncWriter().save("anywhere", {"callbacks": {"mine": object()}})
+        AsyncWriter().hold("anywhere", {"callbacks": {"mine": object()}})
 
 
 def test_what_is_on_disk_is_the_state_at_the_call_whatever_happens_after(tmp_path):

@@ -106,7 +106,8 @@ class CheckpointStore:
             self._prune(committed=name)
 
         parts = () if plan is None else plan.parts
-        self.writer.save(path, tree, meta, then=settle, token=token, parts=parts, after=after)
+        self.writer.hold(path, tree, meta, then=settle, token=token, parts=parts, after=after)
+        self.writer.start()
         if wait:
             self.writer.wait()
 

@@ -185,8 +185,8 @@ class Write:
     meta: dict[str, Any]
     then: Callable[[], object] | None
     token: str
-    parts: Sequence[HistoryPart] = ()
-    after: list[Write] = field(default_factory=list)  # the writes that have to be on disk before it
+    parts: Sequence[HistoryPart]
+    after: list[Write]  # the writes that have to be on disk before it
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
     error: BaseException | None = None
@@ -238,7 +238,8 @@ class AsyncWriter:
         >>> weight = torch.ones(2)
         >>> with TemporaryDirectory() as folder:
         ...     writer = AsyncWriter()
-        ...     writer.save(f"{folder}/first", {"weight": weight})
+        ...     writer.hold(f"{folder}/first", {"weight": weight})
+        ...     writer.start()
         ...     _ = weight.zero_()  # training goes on: the checkpoint has the state of the call
         ...     writer.wait()
         ...     read_checkpoint(f"{folder}/first").tree
@@ -265,7 +266,7 @@ class AsyncWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(
+    def hold(
         self,
         path: str | os.PathLike[str],
         tree: Tree,
@@ -276,35 +277,18 @@ class AsyncWriter:
         parts: Sequence[HistoryPart] = (),
         after: Sequence[AsyncWriter] = (),
     ) -> None:
-        """Take a snapshot and start writing it; `then` is called on the thread once it is
-        committed.
+        """Take a snapshot that `start` will write; one that was held before is dropped.
 
         A write still going on is waited for first, since the snapshot uses its memory. All
-        processes of a group save the same state under the same `token`; `then` is for the one that
-        commits, that of rank 0. What the writers `after` have begun to write is on disk before this
-        is, or this fails; what they hold is not waited for.
+        processes of a group save the same state under the same `token`. `then` is called on the
+        thread of the one that commits, that of rank 0. What the writers `after` have begun to write
+        is on disk before this is, or this fails; what they hold is not waited for.
         """
-        self.hold(path, tree, meta, then=then, token=token, parts=parts)
-        assert self._held is not None
-        self._held.after = [writer._current for writer in after if writer._current is not None]
-        self.start()
-
-    def hold(
-        self,
-        path: str | os.PathLike[str],
-        tree: Tree,
-        meta: dict[str, Any] | None = None,
-        *,
-        then: Callable[[], object] | None = None,
-        token: str = "",
-        parts: Sequence[HistoryPart] = (),
-    ) -> None:
-        """Take a snapshot that `start` will write; one that was held before is dropped."""
         self.wait()
         self._held = None
-        self._held = Write(
-            Path(path), self._buffers.take(tree), snapshot(meta or {}), then, token, parts
-        )
+        state = self._buffers.take(tree)
+        earlier = [writer._current for writer in after if writer._current is not None]
+        self._held = Write(Path(path), state, snapshot(meta or {}), then, token, parts, earlier)
 
     def start(self) -> None:
         """Start writing what is held, if anything is."""
@@ -348,17 +332,13 @@ class AsyncWriter:
 
     def _write(self, write: Write) -> None:
         try:
-            if (
-                self._finite is not None
-                and (problem := self._finite.problem(write.state)) is not None
-            ):
+            problem = None if self._finite is None else self._finite.problem(write.state)
+            if problem is not None:
                 raise CheckpointError(
                     "not-finite-state",
                     f"{write.path.name} was not saved, since {problem}, and no run can go on from "
                     "such a state. Checkpoints that were saved before it are unchanged: start "
-                    "the program again to continue from the newest. Values that are not finite "
-                    "come from steps with a closure or of your own code, or from weights that "
-                    "overflow: lower the learning rate.",
+                    "the program again to continue from the newest, with a lower learning rate.",
                 )
             write.run(self.group)
         except BaseException as error:
