@@ -56,22 +56,11 @@ def test_saving_refuses_a_folder_of_somebody_s_work(tmp_path: Path, mistake: Any
     assert content(tmp_path) == {"results/thesis.tex": b"chapter one"}
 
 
-def test_saving_refuses_a_file_and_suggests_a_name(tmp_path: Path, mistake: Any) -> None:
+def test_saving_refuses_a_file(tmp_path: Path, mistake: Any) -> None:
     (tmp_path / "best_model.pt").write_text("weights of another library")
-    with raises("path-is-a-file", "best_model'"):
+    with raises("path-is-a-file"):
         build().save(tmp_path / "best_model.pt")
     assert content(tmp_path) == {"best_model.pt": b"weights of another library"}
-
-
-@pytest.mark.parametrize("path", ["", ".", "../here"])
-def test_saving_refuses_the_folder_that_the_program_runs_in(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    with raises("path-is-current-folder"):
-        build().save(path)
-    assert content(tmp_path) == {}
 
 
 def test_saving_replaces_a_checkpoint_and_fills_an_empty_folder(tmp_path: Path) -> None:

@@ -214,7 +214,8 @@ def test_a_resume_point_is_complete_only_after_what_it_relies_on(tmp_path):
         reached.set()
         assert release.wait(60)
 
-    kept.save(tmp_path / "kept" / "best", {"models": {}}, then=hold_up)
+    kept.hold(tmp_path / "kept" / "best", {"models": {}}, then=hold_up)
+    kept.start()
     assert reached.wait(60)
     store.save(update_name(1), {"weight": torch.ones(2)}, {"update": 1}, after=[kept])
     saved = tmp_path / "checkpoints" / update_name(1)
@@ -230,7 +231,8 @@ def test_a_resume_point_whose_kept_model_could_not_be_written_is_not_written_eit
     (tmp_path / "kept").write_text("a file")
     for on_error, is_saved in (("warn", True), ("raise", False)):
         kept, store = AsyncWriter(on_error), CheckpointStore(tmp_path / on_error)  # type: ignore[arg-type]
-        kept.save(tmp_path / "kept" / "best", {"models": {}})
+        kept.hold(tmp_path / "kept" / "best", {"models": {}})
+        kept.start()
         store.save(update_name(1), {"models": {}}, {"update": 1}, after=[kept])
         if is_saved:
             store.writer.wait()
