@@ -27,6 +27,7 @@ from loopwright.checkpoint import (
     place_like,
     read_checkpoint,
     restore_into,
+    sharded,
     snapshot,
 )
 from loopwright.checkpoint.atomic import clean_leftovers
@@ -233,10 +234,8 @@ def part(rank: int, world: int, update: int, size: int = 10_000) -> dict[str, An
     }
 
 
-def store_of(rank: int, world: int, directory: Path, patience: float = 600.0) -> CheckpointStore:
-    return CheckpointStore(
-        directory / "points", writer=AsyncWriter(group=Group(rank, world, patience))
-    )
+def store_of(rank: int, world: int, directory: Path) -> CheckpointStore:
+    return CheckpointStore(directory / "points", writer=AsyncWriter(group=Group(rank, world)))
 
 
 def save_part(store: CheckpointStore, update: int, token: str) -> str:
@@ -288,7 +287,8 @@ def die_while_writing(rank: int, directory: Path) -> str:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    return save_part(store_of(rank, 2, directory, patience=0.5), 2, token)
+    sharded.PATIENCE_SECONDS = 0.5
+    return save_part(store_of(rank, 2, directory), 2, token)
 
 
 def fail_while_writing(rank: int, directory: Path) -> tuple[str, str]:
