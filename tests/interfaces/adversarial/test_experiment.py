@@ -19,13 +19,6 @@ def test_versions_go_on_past_ten(data: Path, tmp_path: Path):
     assert [directory(config) for _ in range(12)] == [f"tiny_v{number}" for number in range(1, 13)]
 
 
-def test_the_copy_of_the_config_has_the_version_of_its_directory(data: Path, tmp_path: Path):
-    Trainer(tiny(data, tmp_path))
-    trainer = Trainer(tiny(data, tmp_path))
-    again = Trainer(trainer.experiment_dir / "train1_config.json", quicksetup=False)
-    assert again.config.common.experiment_version == 2
-
-
 def test_without_counting_up_an_experiment_is_not_written_over(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path, save={"auto_increment_version": False})
     Trainer(config)

@@ -14,15 +14,11 @@ from .programs import Config, MyTrainer, assert_same, build_data, by_hand
 
 
 class Returning(MyTrainer):
-    """Returns what it assigns, and its loaders by name."""
+    """Returns what it assigns."""
 
     def configure_optimizers(self) -> Any:
         super().configure_optimizers()
         return self.optimizer
-
-    def configure_dataloaders(self) -> Any:
-        train, val = super().configure_dataloaders()
-        return {"train": train, "val": val}
 
 
 def test_what_is_assigned_may_be_returned_too() -> None:

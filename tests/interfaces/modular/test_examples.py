@@ -17,21 +17,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
-    cross_entropy,
-    kl_div,
-    log_softmax,
-    softmax,
     softplus,
 )
-from torch.utils.data import TensorDataset, random_split
 
-from loopwright.callbacks import EMA
-from loopwright.data.order import permutation
 from loopwright.data.random import seed_everything
-from loopwright.interfaces.modular import Callback, DreamTrainerConfig
+from loopwright.interfaces.modular import Callback
 
 from ...forked import call_forked
-from .programs import assert_same, build_data, windows
+from .programs import assert_same, windows
 
 FOLDER = Path(__file__).parent.parent.parent.parent / "examples" / "modular"
 CLIP = 0.5
@@ -163,68 +156,6 @@ def test_the_gan_goes_on_exactly_after_sigkill(tmp_path: Path) -> None:
 
 
 # Distillation
-
-
-def build_nets() -> tuple[nn.Module, nn.Module]:
-    torch.manual_seed(4)
-    return tuple(
-        nn.Sequential(nn.Linear(6, w), nn.ReLU(), nn.Dropout(0.1), nn.Linear(w, 3)) for w in (8, 24)
-    )
-
-
-def distillation(ema: EMA, run_dir: Path | None = None, *callbacks: Any) -> Any:
-    student, teacher = build_nets()
-    config = DreamTrainerConfig(
-        run_dir=run_dir, callbacks=[ema, *callbacks], checkpoint_every_n_steps=1, **COMMON
-    )
-    return load("distillation").Distillation(config, student, build_data(101), teacher)
-
-
-def distillation_by_hand() -> tuple[nn.Module, list[Tensor]]:
-    student, teacher = build_nets()
-    teacher.eval()
-    data: TensorDataset = build_data(101)
-    train, _ = random_split(data, [0.8, 0.2], torch.Generator().manual_seed(0))
-    averages = [param.detach().clone() for param in student.parameters()]
-    side = ByHand(student, torch.optim.AdamW(student.parameters(), lr=1e-3))
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(side.optimizer, T_max=2)
-    seed_everything(0)
-    for epoch in range(2):
-        batches = [
-            torch.tensor(train.indices)[at] for at in permutation(0, epoch, len(train)).split(16)
-        ]
-        for start in range(0, len(batches), 2):
-            window = batches[start : start + 2]
-            for batch in window:
-                inputs, targets = data.tensors[0][batch], data.tensors[1][batch]
-                with autocast():
-                    outputs = student(inputs)
-                    loss = cross_entropy(outputs, targets)
-                    with torch.no_grad():
-                        wanted = softmax(teacher(inputs) / 3.0, dim=1)
-                    loss = loss + 3.0**2 * kl_div(
-                        log_softmax(outputs / 3.0, 1), wanted, reduction="batchmean"
-                    )
-                side.backward(loss, sum(map(len, window)) / len(batch))
-            side.step()
-            for average, param in zip(averages, student.parameters(), strict=True):
-                average.lerp_(param.detach(), 1 - 0.9)
-        scheduler.step()
-    return student, averages
-
-
-def test_distillation_with_a_frozen_teacher_and_ema_is_that_of_a_loop_by_hand() -> None:
-    ema = EMA(0.9, model="student")
-    trainer = distillation(ema)
-    trainer.fit()
-    student, averages = distillation_by_hand()
-    assert_same(trainer.student, student)
-    assert all(
-        torch.equal(ours, own)
-        for ours, own in zip(ema.state["student"].values(), averages, strict=True)
-    )
-    assert_same(trainer.teacher, build_nets()[1])
-    assert not trainer.teacher.training
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,13 @@ from ...callbacks.measuring import ProgressLine
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...data.open import as_dataset, is_samples
 from ...errors import ConfigurationError
-from ...metrics.history import History
 from ...metrics.progress import Progress
 from ...metrics.result import StepResult
 from ...optim.build import named
 from ...run.experiment import describe_dataset
 from ...runtime import resolve_runtime
 from ...text import nearest
-from ...training.program import Changes, Display, MessageNames
+from ...training.program import Display, MessageNames
 from ...training.supervised import call_model, describe
 from .._shared import InterfaceCore, InterfaceNames, other_optimizers
 
@@ -269,24 +268,7 @@ class ConfiguredCore(InterfaceCore):
 
     # Running
 
-    def run_to_limit(self, resume: bool | str | Path, changes: Changes) -> History:
-        """Train until the clock shows the limit; a call after that has nothing to do."""
-        self._refuse_other_optimizers()
-        data = self.training_data()
-        config = self.config
-        at = self.progress
-        if self.run.call.number == 0 and config.start_at_epoch:
-            self._start_late(data, config.start_at_epoch)
-        epochs = _rest(config.max_epochs, at.epoch)
-        updates = _rest(config.max_updates, at.update)
-        samples = _rest(config.max_samples, at.sample)
-        if self.run.call.number and 0 in (epochs, updates, samples):
-            return self.history
-        return self.train(
-            data, epochs, num_updates=updates, num_samples=samples, resume=resume, changes=changes
-        )
-
-    def _refuse_other_optimizers(self) -> None:
+    def refuse_other_optimizers(self) -> None:
         """Refuse an optimizer that a subclass has made by itself: no update gives it gradients, no
         checkpoint has it."""
         self.setup()
@@ -346,7 +328,7 @@ class ConfiguredCore(InterfaceCore):
         size = batch_size or self.config.batch_size
         return DataLoader(data, size, shuffle=shuffle, num_workers=num_workers, collate_fn=collate)
 
-    def _start_late(self, data: Any, epochs: int) -> None:
+    def start_late(self, data: Any, epochs: int) -> None:
         """Set the clock to where so many epochs would have left it; earlier rows of the history are
         empty."""
         stream = self._open(data, None, shuffle=True)
@@ -362,10 +344,6 @@ class ConfiguredCore(InterfaceCore):
         updates = -(-num_batches // self.accumulate)
         earlier = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
         self.run.start_after(earlier, [{} for _ in range(epochs)])
-
-
-def _rest(limit: int | None, done: int) -> int | None:
-    return None if limit is None else max(limit - done, 0)
 
 
 class UnusedParameters(Callback):

@@ -294,7 +294,22 @@ class BaseTrainer(LoggingTrainer):
             changes: "refuse" ends with an error if the program differs from the one that began the
                 run; "accept" continues with the new values.
         """
-        return self._core.run_to_limit(resume, changes)
+        core = self._core
+        core.refuse_other_optimizers()
+        data = core.training_data()
+        config = self.config
+        at = core.progress
+        has_run = core.run.call.number > 0
+        if config.start_at_epoch and not has_run:
+            core.start_late(data, config.start_at_epoch)
+        epochs = _rest(config.max_epochs, at.epoch)
+        updates = _rest(config.max_updates, at.update)
+        samples = _rest(config.max_samples, at.sample)
+        if has_run and 0 in (epochs, updates, samples):
+            return core.history
+        return core.train(
+            data, epochs, num_updates=updates, num_samples=samples, resume=resume, changes=changes
+        )
 
     def evaluate(self, dataset_key: Any) -> dict[str, float]:
         """Return the mean losses over all samples of a data set, given by its key in `datasets` or
@@ -419,3 +434,7 @@ class BaseTrainer(LoggingTrainer):
                     "callbacks. Put it into a subclass of loopwright.Callback, with `trainer` as "
                     "its first argument, and list that class under `callbacks`.",
                 )
+
+
+def _rest(limit: int | None, done: int) -> int | None:
+    return None if limit is None else max(limit - done, 0)

@@ -549,17 +549,14 @@ def raw_module(module: nn.Module) -> nn.Module:
 
 def as_loaders(returned: Any) -> tuple[Any, Any]:
     """(training, validation) from what `configure_dataloaders` returned."""
-    if isinstance(returned, Mapping) and returned.keys() <= {"train", "val"}:
-        return returned.get("train"), returned.get("val")
-    if not isinstance(returned, Mapping | tuple | list):
-        return returned, None
-    if isinstance(returned, Mapping) or len(returned) != 2:
+    pair = returned if isinstance(returned, (tuple, list)) else (returned, None)
+    if isinstance(returned, Mapping) or len(pair) != 2:
         raise ConfigurationError(
             "unclear-loaders",
             f"configure_dataloaders returned a {type(returned).__name__} of {len(returned)} "
-            "parts: return (train_loader, val_loader), {'train': ..., 'val': ...}, or one loader.",
+            "parts: return (train_loader, val_loader), or one loader.",
         )
-    return returned[0], returned[1]
+    return pair[0], pair[1]
 
 
 # Callbacks that every run has

@@ -110,8 +110,7 @@ class DreamTrainer(LoggingTrainer, Hooks):
         may return them."""
 
     def configure_dataloaders(self) -> Any:
-        """Return `(train_loader, val_loader)`, `{"train": ..., "val": ...}` or one loader;
-        `val_loader` may be None."""
+        """Return `(train_loader, val_loader)`, or one loader; `val_loader` may be None."""
         raise _missing(self, "configure_dataloaders()")
 
     # Steps and loops
