@@ -96,9 +96,9 @@ def test_a_node_inside_itself_is_refused():
     ("text", "line", "words"),
     [
         ("a: 1\nb: [1, 2\n", 3, "is not YAML"),
-        ("a:\n\tb: 1\n", 2, "spaces, not tabs"),
+        ("a:\n\tb: 1\n", 2, "cannot start any token"),
         ("a: 1\nb: *gone\n", 2, "undefined alias"),
-        ("a: b: c\n", 1, "quoted"),
+        ("a: b: c\n", 1, "mapping values are not allowed"),
         ("a: {b: ${c}}\n", 1, 'quoted: "${name}"'),
         ("a: 1\n---\nb: 2\n", 2, "single document"),
         ("a: 1\nb: \x07\n", 2, "does not allow"),

@@ -4,9 +4,6 @@ without a device."""
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from loopwright import Callback, Runtime, Trainer
-from loopwright.callbacks import Checkpoints, Rewind
+from loopwright.callbacks import Rewind
 from loopwright.runtime.base import CudaFeed, DeviceFeed
 
-from ..forked import call_forked
 from ..loops import assert_same_model
 
 NUM_SAMPLES, BATCH_SIZE = 11, 2
@@ -238,31 +234,6 @@ class StopAfter(Callback):
     def on_update_end(self, trainer: Trainer) -> None:
         if trainer.progress.update == self.update:
             trainer.stop("enough")
-
-
-KILLED_AT: list[int] = []  # not an attribute, which would be another setting of the run
-
-
-class Killed(Callback):
-    def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
-        if trainer.progress.step in KILLED_AT:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_run_killed_in_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    whole = build(Runtime("cpu"))
-    whole.train(DATA["tensors"](), 2)
-
-    def train(*killed_at: int) -> Trainer:
-        KILLED_AT[:] = killed_at
-        callbacks = [Checkpoints(every_updates=1), Killed()]
-        trainer = build(Recording([]), run_dir=tmp_path / "run", callbacks=callbacks)
-        trainer.train(DATA["tensors"](), 2)
-        return trainer
-
-    for step in range(1, whole.progress.step):
-        assert call_forked(partial(train, step), tmp_path).code == -signal.SIGKILL
-    assert_same_model(train().model, whole.model)
 
 
 def test_a_batch_that_cannot_be_fetched_fails_in_its_own_step() -> None:

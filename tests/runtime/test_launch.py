@@ -32,7 +32,7 @@ def test_an_exception_of_a_rank_is_raised_with_its_traceback() -> None:
         launch(launched.fail_on_rank_1, start_method="fork")
     cause = raised.value.__cause__
     assert isinstance(cause, RankError)
-    assert cause.rank == 1
+    assert str(cause).startswith("on rank 1:")
     assert 'raise KeyError("column")' in str(cause)
 
 
@@ -60,7 +60,6 @@ def test_a_result_that_cannot_be_sent_is_refused_with_what_to_do() -> None:
     ("options", "message"),
     [
         ({"processes": 0}, "number"),
-        ({"max_restarts": -1}, "number"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_started(

@@ -153,9 +153,6 @@ class Config:
         it."""
         return write_yaml(self.root)
 
-    def __repr__(self) -> str:
-        return f"Config({self.key or self.root.file!r}: {self.root.shown()})"
-
 
 @dataclass(frozen=True, slots=True)
 class Override:

@@ -464,7 +464,6 @@ SHIPPED: dict[type, tuple[str, ...]] = {
     nn.Module: ("torch.nn",),
     Callback: ("loopwright.callbacks", "loopwright.trackers"),
 }
-OWN_TRACKERS = ("Track", "TrackedRow", "TrackedRun", "Tracker")  # for trackers that users write
 
 
 @cache
@@ -482,4 +481,4 @@ def names_in(module: str, base: type | None = None) -> dict[str, str]:
             for name, value in vars(package).items()
             if isinstance(value, type) and base in value.__mro__[1:] and not name.startswith("_")
         ]
-    return {name: f"{module}.{name}" for name in sorted(names) if name not in OWN_TRACKERS}
+    return {name: f"{module}.{name}" for name in sorted(names)}

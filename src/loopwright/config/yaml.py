@@ -88,10 +88,6 @@ def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
     mark = error.problem_mark
     lines = text.splitlines()
     line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
-    if "\t" in line[: len(line) - len(line.lstrip())]:
-        return "; indent with spaces, not tabs."
-    if "mapping values are not allowed" in (error.problem or ""):
-        return "; is the indentation right, and is text with a `: ` in it quoted?"
     if "${" in line and error.context and "flow" in error.context:
         return '; inside { } and [ ] a variable is quoted: "${name}".'
     return "."

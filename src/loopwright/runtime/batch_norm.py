@@ -31,13 +31,11 @@ class SyncBatchNorm(BatchNormBase):
     part: Part
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  (torch's name for it)
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+        """Accept any number of dimensions, as torch's own does."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name for it)
         if not self.training:
             return super().forward(input)
-        self._check_input_dim(input)
         normalise: Any = _Normalise.apply
         output, mean, variance, count = normalise(
             input, self.weight, self.bias, self.eps, self.part

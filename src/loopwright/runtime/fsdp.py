@@ -294,13 +294,12 @@ class ShardedModels:
 
     def _holder(self, param: Tensor) -> Any:
         if id(param) not in self._holders:
-            self._holders = {id(held.sharded_param): held for held in self._held()}
+            self._holders = {}
+            for module in self.modules:
+                for part in _sharded(module):
+                    for held in sharded_parameters(part):
+                        self._holders[id(held.sharded_param)] = held
         return self._holders.get(id(param))
-
-    def _held(self) -> Iterable[Any]:
-        for module in self.modules:
-            for part in _sharded(module):
-                yield from sharded_parameters(part)
 
     def _is_computed_with(self, param: Tensor) -> bool:
         """Whether the parameter was never sharded, or has a full parameter, which the first forward

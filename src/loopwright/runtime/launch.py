@@ -35,14 +35,6 @@ class RankError(Exception):
     """The traceback of an exception on another process, as text; shown as the cause of that
     exception."""
 
-    def __init__(self, rank: int, text: str) -> None:
-        super().__init__(rank, text)
-        self.rank = rank
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"on rank {self.rank}:\n\n{self.text}"
-
 
 def launch(
     fn: Callable[..., Any],
@@ -78,7 +70,6 @@ def launch(
             "== '__main__':`, because the new processes import your program to find the function.",
         )
     check_number("processes", processes, least=1)
-    check_number("max_restarts", max_restarts, least=0)
     method = start_method or ("spawn" if _is_importable(fn) else "fork")
     _check_method(method, fn, args)
     with tempfile.TemporaryDirectory(prefix="loopwright-launch-") as folder, _undisturbed():
@@ -185,7 +176,7 @@ def _raise_first(folder: Path, failed: Any) -> NoReturn:
     if notes:
         attempt = max(note[0] for note in notes)
         _, _, rank, content, text = min(note for note in notes if note[0] == attempt)
-        raise pickle.loads(content) from RankError(rank, text)
+        raise pickle.loads(content) from RankError(f"on rank {rank}:\n\n{text}")
     how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
     raise LaunchError(
         "rank-ended",
