@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -231,9 +230,21 @@ class RankGroup:
         The first dimension may differ between processes. Where others do, `padding_value` fills all
         up to the largest; without one that is an error.
         """
-        shapes = self.gather_objects((tuple(tensor.shape), tensor.dtype))
-        with self.at("gather"):
-            return gather_tensors(tensor, shapes, padding_value)
+        # a view would be sent with all of its memory
+        rows: Tensor = torch.atleast_1d(tensor.detach())  # type: ignore[no-untyped-call]
+        parts = self.gather_objects(rows.cpu().clone())
+        kinds = {(part.dim(), part.dtype) for part in parts}
+        rests = {part.shape[1:] for part in parts}
+        if len(kinds) > 1 or (len(rests) > 1 and padding_value is None):
+            every = [f"rank {rank} {tuple(p.shape)} {p.dtype}" for rank, p in enumerate(parts)]
+            raise DataError(
+                "gather-mismatch",
+                f"gather: the tensors of the ranks do not fit together: {', '.join(every)}. Give "
+                "them one dtype and number of dimensions; if dimensions other than the first "
+                "differ, pass padding_value= to fill up to the largest.",
+            )
+        largest = [max(sizes) for sizes in zip(*rests, strict=True)]
+        return torch.cat([_fill(part, largest, padding_value) for part in parts]).to(tensor.device)
 
     # Errors and the end
 
@@ -376,54 +387,9 @@ def _all_gather(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
     return received
 
 
-def gather_tensors(
-    tensor: Tensor,
-    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]],
-    padding_value: float | None,
-) -> Tensor:
-    """Concatenate all ranks' tensors along the first dimension, the other dimensions padded to the
-    largest."""
-    common = _common_shape(shapes, padding_value)
-    parts = _exchange(tensor, [shape or (1,) for shape, _ in shapes])
-    return torch.cat([_fill(part, common, padding_value) for part in parts])
-
-
-def _common_shape(
-    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], padding_value: float | None
-) -> tuple[int, ...]:
-    """The largest of each dimension but the first. Every rank finds the same mistakes, so all raise
-    together."""
-    rests = {shape[1:] for shape, _ in shapes}
-    kinds = {(len(shape), dtype) for shape, dtype in shapes}
-    if len(kinds) > 1 or (len(rests) > 1 and padding_value is None):
-        every = [f"rank {rank} {tuple(s)} {dtype}" for rank, (s, dtype) in enumerate(shapes)]
-        raise DataError(
-            "gather-mismatch",
-            f"gather: the tensors of the ranks do not fit together: {', '.join(every)}. Give them "
-            "one dtype and number of dimensions; if dimensions other than the first differ, pass "
-            "padding_value= to fill up to the largest.",
-        )
-    return tuple(max(sizes) for sizes in zip(*rests, strict=True))
-
-
-def _exchange(tensor: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Each rank's tensor in its own shape. Sent as bytes, since not every backend knows every
-    dtype."""
-    own = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-    sizes = [prod(shape) * tensor.element_size() for shape in shapes]
-    sent = own.new_zeros(max(sizes))
-    sent[: own.numel()] = own
-    received = [torch.empty_like(sent) for _ in shapes]
-    if sent.numel():
-        dist.all_gather(received, sent)
-    return [
-        part[:size].clone().view(tensor.dtype).reshape(shape)
-        for part, size, shape in zip(received, sizes, shapes, strict=True)
-    ]
-
-
-def _fill(part: Tensor, common: tuple[int, ...], padding_value: float | None) -> Tensor:
-    missing = [size - own for size, own in zip(common, part.shape[1:], strict=True)]
-    if not any(missing):
-        return part
-    return pad(part, [n for size in reversed(missing) for n in (0, size)], value=padding_value)
+def _fill(part: Tensor, largest: Sequence[int], padding_value: float | None) -> Tensor:
+    """Fill up all dimensions but the first."""
+    missing: list[int] = []
+    for size, own in zip(reversed(largest), reversed(part.shape[1:]), strict=True):
+        missing += [0, size - own]
+    return pad(part, missing, value=padding_value) if any(missing) else part
