@@ -110,7 +110,8 @@ def arguments_of(target: Any) -> Arguments:
     if not models:
         return Arguments(items, is_open, takes_any)
     # beside a model only the class's own arguments count
-    items = {name: item for name, item in items.items() if name in own or name == models[0]}
+    own.append(models[0])
+    items = {name: item for name, item in items.items() if name in own}
     return Arguments(items, False, takes_any, models[0])
 
 
@@ -119,7 +120,9 @@ def _constructors(cls: Any) -> Iterator[Callable[..., Any]]:
     for owner in real_mro(cls):
         if owner is object or owner is nn.Module:
             return
-        init = vars(owner).get("__init__") or (vars(owner).get("__new__") if owner is cls else None)
+        init = vars(owner).get("__init__")
+        if init is None and owner is cls:
+            init = vars(owner).get("__new__")
         if isinstance(init, staticmethod):
             init = init.__func__
         if init is not None:

@@ -284,13 +284,16 @@ def _split(root: Node, key: str) -> list[str]:
     node = root
     result: list[str] = []
     while parts:
-        joined = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-        found = next((name for name in joined if child_of(node, name) is not None), None)
-        if found is None:
+        for count in range(1, len(parts) + 1):
+            name = ".".join(parts[:count])
+            child = child_of(node, name)
+            if child is not None:
+                break
+        else:
             return result + parts
-        result.append(found)
-        parts = parts[found.count(".") + 1 :]
-        node = child_of(node, found) or node
+        result.append(name)
+        parts = parts[count:]
+        node = child
     return result
 
 

@@ -214,7 +214,8 @@ def _forget_namesakes(folder: Path) -> None:
     names = {path.stem for path in folder.glob("*.py")}
     names |= {path.parent.name for path in folder.glob("*/__init__.py")}
     others = _used_folders - {folder}
-    stale = {name for name in names & sys.modules.keys() if _home(sys.modules[name]) in others}
+    imported = names & sys.modules.keys()
+    stale = [name for name in imported if _home(sys.modules[name]) in others]
     for loaded in list(sys.modules):
         if loaded.partition(".")[0] in stale:
             del sys.modules[loaded]

@@ -162,10 +162,13 @@ def descend(node: Node, key: str) -> Node | None:
 def child_of(node: Node, part: str) -> Node | None:
     """The child with this key or index, both as text."""
     if isinstance(node.value, dict):
-        if part in node.value:
-            return node.value[part]  # type: ignore[no-any-return]
-        return next((child for key, child in node.value.items() if str(key) == part), None)
-    if isinstance(node.value, list) and part.lstrip("-").isdecimal() and part.isascii():
+        for key, child in node.value.items():
+            if str(key) == part:
+                return child  # type: ignore[no-any-return]
+    is_index = part.lstrip("-").isdecimal() and part.isascii()
+    if isinstance(node.value, list) and is_index:
+        size = len(node.value)
         index = int(part)
-        return node.value[index] if -len(node.value) <= index < len(node.value) else None
+        if -size <= index < size:
+            return node.value[index]  # type: ignore[no-any-return]
     return None

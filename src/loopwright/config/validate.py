@@ -293,10 +293,13 @@ class ConfigValidation:
         if kind is dict:
             return self.mapping(node, hint, inner or (Any, Any))
         inner = inner or (Any, Ellipsis)
-        is_fixed = kind is tuple and inner[-1] is not Ellipsis
-        if not isinstance(node.value, list) or (is_fixed and len(inner) != len(node.value)):
+        if not isinstance(node.value, list):
             return self.wrong(node, hint)
-        hints = inner if is_fixed else [inner[0]] * len(node.value)
+        size = len(node.value)
+        is_fixed = kind is tuple and inner[-1] is not Ellipsis
+        hints = list(inner) if is_fixed else [inner[0]] * size
+        if len(hints) != size:
+            return self.wrong(node, hint)
         values = [self.read(*item) for item in zip(node.value, hints, strict=True)]
         try:
             return kind(values)

@@ -118,15 +118,14 @@ class Bucket:
         gradient."""
         if self._kept is not None:
             return self._kept
+        start = MESSAGE_SIZE + len(self.params)
         sizes = [MESSAGE_SIZE, len(self.params), *(shape.numel() for shape in self._shapes)]
         flat = self._all_present.new_empty(sum(sizes))
         message, present, *cut = torch.split(flat, sizes)
-        views = [
-            message,
-            present,
-            *(view.view(shape) for view, shape in zip(cut, self._shapes, strict=True)),
-        ]
-        memory = flat, flat[sum(sizes[:2]) :], views
+        views = [message, present]
+        for part, shape in zip(cut, self._shapes, strict=True):
+            views.append(part.view(shape))
+        memory = flat, flat[start:], views
         if self._is_kept:
             self._kept = memory
         return memory
@@ -157,9 +156,9 @@ class BucketPlan:
         self._place: dict[int, int] = {}  # the bucket of each parameter
         self._left: dict[int, int] = {}  # of `_counts`, in the pass under way
         self._missing: list[int] = []  # the number of gradients that each bucket waits for
-        is_one = len({param.dtype for param in params}) <= 1 and (
-            sum(map(num_bytes_of, params)) <= min(FIRST_BYTES, max_bytes)
-        )
+        num_bytes = sum(map(num_bytes_of, params))
+        num_dtypes = len({param.dtype for param in params})
+        is_one = num_dtypes <= 1 and num_bytes <= min(FIRST_BYTES, max_bytes)
         self.sent: Sequence[Sent] = ()  # the collectives of the latest pass
         if is_one and params:
             self._set_buckets([params])
@@ -170,12 +169,11 @@ class BucketPlan:
         """Make the buckets; their parameters get gradients in this order, and each one so often in
         a pass."""
         self._set_buckets(fill_buckets(order, self._max_bytes))
-        self._counts = {id(param): max(counts.get(id(param), 1), 1) for param in order}
-        self._place = {
-            id(param): number
-            for number, bucket in enumerate(self.buckets)
-            for param in bucket.params
-        }
+        for param in order:
+            self._counts[id(param)] = max(counts.get(id(param), 1), 1)
+        for number, bucket in enumerate(self.buckets):
+            for param in bucket.params:
+                self._place[id(param)] = number
         self.is_one = len(self.buckets) == 1
         self.is_early = self.is_early and not self.is_one
 
@@ -251,7 +249,8 @@ def fill_buckets(params: Iterable[nn.Parameter], max_bytes: int) -> list[list[nn
     groups = sorted([*full, *open_groups.values()], key=lambda group: ends[id(group)])
     able = [group for group in groups if group[0].dtype in MESSAGE_DTYPES]
     if able:
-        groups = [*(group for group in groups if group is not able[-1]), able[-1]]
+        last = next(place for place, group in enumerate(groups) if group is able[-1])
+        groups.append(groups.pop(last))
     return groups
 
 

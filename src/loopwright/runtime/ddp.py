@@ -222,16 +222,10 @@ class Averaging:
 
     def _plan(self, params: Sequence[nn.Parameter]) -> BucketPlan:
         earlier = self._earlier
-        key = tuple(
-            [
-                (id(param), param.dtype)
-                for param in params
-                if param.requires_grad or param in earlier
-            ]
-        )
+        own = [param for param in params if param.requires_grad or param in earlier]
+        key = tuple([(id(param), param.dtype) for param in own])
         plan = self._plans.get(key)
         if plan is None:
-            own = [param for param in params if param.requires_grad or param in earlier]
             self._plans[key] = plan = BucketPlan(own, self.max_bytes)
             for param in plan.params if plan.is_early else ():
                 if param.requires_grad and id(param) not in self._hooks:
@@ -248,7 +242,10 @@ class Averaging:
         an error.
         """
         places = {id(param): place for place, param in enumerate(plan.params)}
-        seen = [(places[key], count) for key, count in plan.fired.items() if key in places]
+        seen = []
+        for key, count in plan.fired.items():
+            if key in places:
+                seen.append((places[key], count))
         every = self._gather((self.num_sent, seen, self.order_of(plan.params)))
         if self._own_group is None or len({num_sent for num_sent, *_ in every}) > 1:
             self._own_group = self._new_group()
@@ -262,15 +259,17 @@ class Averaging:
         self._set_positions(plan.params, order or [-1] * len(plan.params))
         self._remember([plan.params[place] for place, _ in first])
         self._remember(list(reversed(plan.params)))  # those that rank 0 does not use
-        plan.fill(sorted(plan.params, key=lambda param: self._positions[id(param)][0]), counts)
+        ordered = sorted(plan.params, key=lambda param: self._positions[id(param)][0])
+        plan.fill(ordered, counts)
 
     def _remember(self, params: Sequence[nn.Parameter]) -> None:
         """Give positions to parameters that have none, after all others."""
-        end = 1 + max((position for position, _ in self._positions.values()), default=-1)
-        new = [param for param in params if id(param) not in self._positions]
-        self._positions.update(
-            {id(param): (position, param) for position, param in enumerate(new, start=end)}
-        )
+        known = [position for position, _ in self._positions.values()]
+        end = 1 + max(known, default=-1)
+        for param in params:
+            if id(param) not in self._positions:
+                self._positions[id(param)] = (end, param)
+                end += 1
 
     def order_of(self, params: Sequence[nn.Parameter]) -> list[int] | None:
         """The positions of these parameters in the order of gradients, -1 where not known; None if

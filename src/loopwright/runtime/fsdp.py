@@ -276,7 +276,10 @@ class ShardedModels:
         if self._finds_unused:
             self._fill(trained, used)
             return
-        unused = [self._name(p) for p, is_used in zip(trained, used, strict=True) if not is_used]
+        unused = []
+        for param, is_used in zip(trained, used, strict=True):
+            if not is_used:
+                unused.append(self._name(param))
         every = self._gather(unused)
         if any(names != unused for names in every):
             raise ConfigurationError("forward-outside-model", _explanation(every))

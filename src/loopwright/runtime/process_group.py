@@ -96,7 +96,9 @@ class Peer:
 
     @classmethod
     def me(cls, rank: int) -> Peer:
-        return cls(rank, socket.gethostname(), _machine(), os.getpid(), _status(os.getpid())[1])
+        pid = os.getpid()
+        _, started = _status(pid)
+        return cls(rank, socket.gethostname(), _machine(), pid, started)
 
     def is_local(self) -> bool:
         """Whether it is on this system, in the same namespace of process ids."""
@@ -244,7 +246,8 @@ class RankGroup:
                 "differ, pass padding_value= to fill up to the largest.",
             )
         largest = [max(sizes) for sizes in zip(*rests, strict=True)]
-        return torch.cat([_fill(part, largest, padding_value) for part in parts]).to(tensor.device)
+        filled = [_fill(part, largest, padding_value) for part in parts]
+        return torch.cat(filled).to(tensor.device)
 
     # Errors and the end
 
@@ -374,11 +377,13 @@ def gather_pickled(value: Any, group: dist.ProcessGroup) -> list[Any]:
     received = _all_gather(sent, group)
     sizes = received[:, :8].contiguous().view(torch.int64).flatten().tolist()
     parts = received[:, 8:]
-    if max(sizes) > SHORT:
-        parts = _all_gather(pad(own, (0, max(sizes) - own.numel())), group)
-    return [
-        pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)
-    ]
+    longest = max(sizes)
+    if longest > SHORT:
+        parts = _all_gather(pad(own, (0, longest - own.numel())), group)
+    values = []
+    for part, size in zip(parts, sizes, strict=True):
+        values.append(pickle.loads(part[:size].numpy().tobytes()))
+    return values
 
 
 def _all_gather(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
