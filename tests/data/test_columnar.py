@@ -223,20 +223,6 @@ def test_subclasses_of_containers_and_tensors_are_not_passed_over():
             ]
 
 
-def test_a_length_that_is_too_short_ends_the_epoch():
-    class Short(TensorDataset):
-        def __len__(self) -> int:
-            return 3
-
-    assert [
-        len(batch[0])
-        for batch in values(open_stream(Short(tensor()), batch_size=2, seed=0, shuffle=False))
-    ] == [
-        2,
-        1,
-    ]
-
-
 def test_lists_are_columns_beside_a_tensor():
     stream = open_stream(
         ([torch.ones(2) * n for n in range(12)], tensor()), batch_size=5, seed=5, shuffle=True

@@ -11,7 +11,6 @@ from torch.utils.data import (
     Subset,
     SubsetRandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
     default_collate,
 )
 
@@ -73,12 +72,6 @@ MASKED = {
 def test_a_mask_is_not_read_as_the_indices_0_and_1(kind):
     with raises("indices-not-integers"):
         values(open_stream(MASKED[kind](), seed=0, shuffle=False))
-
-
-def test_both_paths_agree_on_a_weighted_sample():
-    fast, general = both(tensors(20), 6, sampler=WeightedRandomSampler([1.0] * 10 + [0.0] * 10, 40))
-    assert same(values(fast, 1), values(general, 1))
-    assert all(index < 10 for batch in values(fast) for index in batch[1])
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -159,23 +152,6 @@ def test_changing_a_batch_does_not_change_the_data_set(shuffle):
     stream = open_stream(dataset, batch_size=32, seed=0, shuffle=shuffle)
     stream.take(1)[0].value[0].zero_()
     assert torch.equal(dataset.tensors[0], before)
-
-
-def test_changing_a_batch_does_not_change_another():
-    stream = open_stream(tensors(64), batch_size=32, seed=0, shuffle=False)
-    first, second = stream.take(2)
-    before = second.value[0].clone()
-    first.value[0].zero_()
-    assert torch.equal(second.value[0], before)
-    assert (
-        first.value[0].untyped_storage().data_ptr() != second.value[0].untyped_storage().data_ptr()
-    )
-
-
-def test_nothing_is_drawn_from_the_global_generator():
-    before = torch.get_rng_state()
-    values(open_stream(tensors(), seed=0, shuffle=True))
-    assert torch.equal(before, torch.get_rng_state())
 
 
 @given(position=st.integers(0, 50), batch_size=st.integers(1, 12), shuffle=st.booleans())

@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from loopwright.data import open_stream, rng_state
 from tests.data.example_data import (
     Counting,
-    Numbers,
     OwnIteration,
     Resumable,
     StatefulBatches,
@@ -48,11 +47,6 @@ def test_an_iterable_data_set_is_cut_into_batches():
     assert sizes(stream.take(9)) == [4, 4, 2]
 
 
-def test_every_epoch_iterates_anew():
-    stream = open_stream(Plain(), batch_size=4, seed=0, shuffle=True)
-    assert same(values(stream, 0), values(stream, 1))
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_length_of_an_iterable_data_set_is_used_where_it_has_one(workers):
     known = open_stream(
@@ -62,11 +56,6 @@ def test_the_length_of_an_iterable_data_set_is_used_where_it_has_one(workers):
         DataLoader(Plain(), batch_size=4, num_workers=workers), seed=0, shuffle=False
     )
     assert (known.num_batches, unknown.num_batches) == (3, None)
-
-
-def test_the_samples_of_a_sized_iterable_data_set_are_counted():
-    stream = open_stream(DataLoader(Sized(), batch_size=4, drop_last=True), seed=0, shuffle=False)
-    assert (stream.num_batches, stream.num_samples) == (2, 8)
 
 
 def test_an_iterable_data_set_draws_from_its_epoch_and_place():
@@ -113,17 +102,6 @@ def test_a_short_last_batch_is_dropped_on_request():
     stream = open_stream(loader, seed=0, shuffle=False)
     stream.begin(0)
     assert sizes(stream.take(9)) == [4, 4]
-
-
-def test_the_size_of_ready_batches_is_inferred():
-    stream = open_stream(OwnIteration(Numbers(10), batch_size=4), seed=0, shuffle=False)
-    assert sizes(stream.take(9)) == [4, 4, 2]
-
-
-def test_the_number_of_ready_batches_is_that_of_the_loader():
-    assert (
-        open_stream(OwnIteration(Numbers(10), batch_size=4), seed=0, shuffle=False).num_batches == 3
-    )
 
 
 def test_an_iterable_data_set_without_length_in_a_loader_with_its_own_iteration_has_no_length():

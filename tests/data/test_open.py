@@ -88,12 +88,6 @@ def test_every_kind_of_loader_gives_what_it_gives_without_us(loader):
     assert same(values(stream), plain(loader))
 
 
-def test_sizes_are_the_numbers_of_samples():
-    stream = open_stream(DataLoader(Named(10), batch_size=4), seed=0, shuffle=False)
-    assert sizes(stream.take(9)) == [4, 4, 2]
-    assert (stream.num_batches, stream.num_samples) == (3, 10)
-
-
 def test_a_batch_size_of_32_is_assumed():
     assert sizes(open_stream(Numbers(70), seed=0, shuffle=False).take(9)) == [32, 32, 6]
 
@@ -181,12 +175,6 @@ def test_data_that_cannot_be_iterated_is_refused_with_what_is_accepted(data):
         opened(data)
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 2.5])
-def test_an_impossible_batch_size_is_refused(batch_size):
-    with raises("number", "whole "):
-        opened(Numbers(), batch_size=batch_size)
-
-
 @pytest.mark.parametrize(
     "data",
     [DataLoader(Numbers()), StatefulBatches(), iter([torch.ones(2)])],
@@ -195,11 +183,6 @@ def test_an_impossible_batch_size_is_refused(batch_size):
 def test_a_batch_size_for_ready_batches_is_refused(data):
     with raises("batches-ready-made", "batch_size"):
         opened(data, batch_size=4)
-
-
-def test_a_collate_function_for_a_loader_is_refused():
-    with raises("batches-ready-made", "collate_fn"):
-        opened(DataLoader(Numbers()), collate_fn=list)
 
 
 def test_an_empty_batch_of_a_batch_sampler_is_refused():
@@ -238,14 +221,6 @@ def test_a_position_that_cannot_be_reached_is_refused():
     stream.take(1)
     with raises("position-unknown"):
         opened(Counting(100)).load_state_dict(stream.state_dict())
-
-
-def test_an_epoch_boundary_can_be_reached_anywhere():
-    stream = opened(Counting())
-    stream.begin(3)
-    resumed = opened(Counting())
-    resumed.load_state_dict(stream.state_dict())
-    assert resumed.state_dict()["epoch"] == 3
 
 
 def test_a_position_under_another_seed_is_refused():

@@ -95,16 +95,6 @@ def test_a_state_is_plain_data(build):
     assert (state["epoch"], type(state["position"])) == (0, int)
 
 
-def test_a_state_goes_back_in_the_same_stream():
-    stream = open_stream(Noisy(30), batch_size=4, seed=6, shuffle=True)
-    stream.begin(0)
-    stream.take(2)
-    state = stream.state_dict()
-    first = [batch.value for batch in stream]
-    stream.load_state_dict(state)
-    assert same([batch.value for batch in stream], first)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_may_be_resumed_with_another_number_of_workers(workers):
     def build(count):
@@ -149,12 +139,6 @@ def test_the_position_counts_samples():
     assert (stream.state_dict()["epoch"], stream.state_dict()["position"]) == (5, 12)
 
 
-def test_the_position_in_a_list_counts_batches():
-    stream = open_stream([torch.ones(7)] * 5, seed=6, shuffle=True)
-    stream.take(3)
-    assert stream.state_dict()["position"] == 3
-
-
 INDEXED = {"tensors": tensors(30), "samples": Numbers(30), "items": Resumable(30)}
 
 
@@ -167,13 +151,6 @@ def test_a_limit_on_samples_cuts_the_last_batch(data):
     assert sizes(stream.take(2, max_samples=0)) == []
     assert stream.state_dict()["position"] == 20
     assert sizes(stream.take(9)) == [4, 6]
-
-
-@pytest.mark.parametrize("data", INDEXED.values(), ids=INDEXED)
-def test_a_limit_beyond_the_end_is_no_limit(data):
-    stream = open_stream(data, batch_size=8, seed=6, shuffle=True)
-    stream.begin(0)
-    assert sizes(stream.take(9, max_samples=1000)) == [8, 8, 8, 6]
 
 
 @pytest.mark.parametrize("data", [[torch.ones(4)] * 5, StatefulBatches(5)], ids=["list", "loader"])

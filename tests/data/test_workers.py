@@ -53,10 +53,6 @@ def test_samples_are_made_by_as_many_workers_as_the_loader_has():
     assert {int(place) for batch in batches for place in batch[1]} == {0, 1}
 
 
-def test_without_workers_samples_are_made_in_this_process():
-    assert {int(place) for batch in values(located()) for place in batch[1]} == {-1}
-
-
 def test_a_worker_init_function_finds_the_users_own_data_set():
     batches = values(located(num_workers=2, worker_init_fn=mark_dataset))
     assert {
@@ -106,14 +102,6 @@ def test_an_epoch_that_was_left_early_does_not_leak_into_the_next(persistent):
     stream.close()
 
 
-def test_a_closed_stream_can_begin_again():
-    stream = located(num_workers=1)
-    first = values(stream)
-    stream.close()
-    assert same(values(stream), first)
-    stream.close()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_limit_on_samples_is_exact_with_workers(workers):
     loader = DataLoader(Noisy(20), batch_size=4, shuffle=True, num_workers=workers)
@@ -153,15 +141,3 @@ def test_batches_in_any_order_are_all_there():
     stream = open_stream(loader, seed=0, shuffle=False)
     assert sorted(int(index) for batch in values(stream) for index in batch[1]) == list(range(20))
     assert stream.state_dict()["position"] == 20
-
-
-def test_pinning_without_an_accelerator_is_nothing():
-    loader = DataLoader(Numbers(8), batch_size=4, num_workers=1, pin_memory=True)
-    batches = values(open_stream(loader, seed=0, shuffle=False))
-    assert [batch[1].is_pinned() for batch in batches] == [False, False]
-
-
-def test_workers_start_with_the_first_batch_that_is_asked_for():
-    stream = located(num_workers=2)
-    stream.begin(0)
-    assert workers() == set()

@@ -238,20 +238,6 @@ def test_arithmetic_is_done_when_the_values_are_known(a: int, b: int) -> None:
     ]
 
 
-def test_placeholders_are_found_in_partials_and_containers() -> None:
-    def gather(*args: Any, **kwargs: Any) -> Any:
-        return args, kwargs
-
-    inner = partial(
-        gather, NAMES.NUM_EPOCHS, [NAMES.NUM_UPDATE_STEPS_PER_EPOCH, (NAMES.NUM_EPOCHS * 2, "text")]
-    )
-    outer = partial(inner, options={"length": NAMES.TRAIN_DATALOADER_LEN}, lr=0.1)
-    assert resolve(outer, VALUES)() == (
-        (3, [5, (6, "text")]),
-        {"options": {"length": 10}, "lr": 0.1},
-    )
-
-
 def test_a_value_that_is_not_known_is_an_error() -> None:
     with raises("unknown-placeholder", "EVAL_DATALOADER_LEN"):
         resolve(NAMES.EVAL_DATALOADER_LEN + 1, VALUES)

@@ -119,13 +119,6 @@ def test_every_tensor_of_a_batch_goes_to_the_device(batch: Any) -> None:
     assert devices(targets) <= {"meta"}
 
 
-def test_tensor_batch_has_no_targets() -> None:
-    inputs = torch.randn(6, 2)
-    prepared, targets = Trainer(nn.Linear(2, 2), None, None)._prepare_batch(inputs)
-    assert prepared is inputs
-    assert targets is None
-
-
 @pytest.mark.parametrize(
     "loss_fn", [lambda out: out.square().mean(), lambda out, targets: out.square().mean()]
 )
@@ -181,17 +174,6 @@ def test_loss_that_the_outputs_carry_wins_over_the_loss_function() -> None:
     expected = model(**batch).loss.item()
     assert Trainer(model, None, never).eval_step(batch) == {"loss": expected}
     assert Trainer(model, None, None).eval_step(batch) == {"loss": expected}
-
-
-def test_no_loss_at_all_says_what_to_do() -> None:
-    with pytest.raises(ConfigurationError, match=r"There is no loss: .*override `_compute_loss`"):
-        Trainer(nn.Linear(2, 2), None, None).train_step(torch.ones(3, 2))
-
-
-def test_batch_that_the_model_does_not_take_names_the_methods_to_override() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        Trainer(nn.Linear(2, 2), None, cross_entropy).train_step((torch.ones(3, 5), torch.ones(3)))
-    assert "override `_prepare_batch`" in caught.value.__notes__[0]
 
 
 def test_frozen_model_can_be_evaluated_but_not_trained(points: TensorDataset) -> None:

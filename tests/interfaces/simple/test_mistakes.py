@@ -64,13 +64,7 @@ class Log:
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a data set for the loader": (lambda: build().train(POINTS, 1), "no-loader", "TensorDataset"),  # type: ignore[arg-type]
-    "a tensor for the loader": (
-        lambda: build().train(POINTS.tensors[0], 1),
-        "no-loader",
-        "train_dataloader is a Tensor",
-    ),
     "num_epochs": (lambda: train(num_epochs=2.0), "number", "num_epochs=2.0"),
-    "negative num_epochs": (lambda: train(num_epochs=-1), "number", "num_epochs=-1"),
     "save_freq": (lambda: train(save_freq=0), "number", "save_freq=0"),
     "patience": (
         lambda: train(early_stopping_patience=0),
@@ -84,11 +78,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
         "metrics-not-numbers",
         "`train_step` returned None",
     ),
-    "a list of metrics": (
-        lambda: train(returning([1.0], "train_step")),
-        "metrics-not-numbers",
-        "[1.0]",
-    ),
     "a metric for each sample": (
         lambda: train(returning({"loss": torch.ones(3)}, "eval_step")),
         "metrics-not-numbers",
@@ -98,11 +87,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
         lambda: train(returning(None, "train_epoch")),
         "metrics-not-numbers",
         "`train_epoch`",
-    ),
-    "evaluate without a result": (
-        lambda: train(returning(None, "evaluate")),
-        "metrics-not-numbers",
-        "`evaluate`",
     ),
     "no pair": (lambda: train(returning(3, "_prepare_batch")), "prepared-no-pair", "int"),
     "a tensor of two rows": (
@@ -138,8 +122,6 @@ def test_mistake_is_an_error_in_the_words_of_the_interface(what: str) -> None:
     ("name", "value", "code"),
     [
         ("weight_decay", "1e-2", "number"),
-        ("weight_decay", -1, "number"),
-        ("max_grad_norm", True, "number"),
         ("max_grad_norm", 0, "number"),
         ("gradient_accumulation_steps", 2.0, "number"),
         ("scheduler_step_per_batch", "yes", "config-choice"),
@@ -156,7 +138,6 @@ def test_setting_that_makes_no_sense_is_named(name: str, value: Any, code: str) 
     ("config", "code", "name"),
     [
         ({"training": {"max_grad_nrom": 1.0}}, "config-misspelt", "training.max_grad_norm"),
-        ({"training": {"max_norm": 4}}, "config-misspelt", "training.max_grad_norm"),
         ({"training": {"accumulation_steps": 4}}, "config-misspelt", "gradient_accumulation_steps"),
         (
             SimpleNamespace(training=SimpleNamespace(weight_decays=1.0)),
@@ -166,7 +147,6 @@ def test_setting_that_makes_no_sense_is_named(name: str, value: Any, code: str) 
         ({"train": {"max_grad_norm": 1.0}}, "config-outside-section", "max_grad_norm"),
         ({"Training": SimpleNamespace(weight_decay=1.0)}, "config-outside-section", "weight_decay"),
         ({"max_grad_norm": 1.0}, "config-outside-section", "max_grad_norm"),
-        (SimpleNamespace(max_grad_norm=1.0), "config-outside-section", "max_grad_norm"),
         ({"training": {}, "weight_decay": 0.1}, "config-outside-section", "weight_decay"),
     ],
 )

@@ -22,7 +22,7 @@ from tests.loops import (
 )
 from tests.mistakes import raises
 
-from .programs import AccuracyTrainer, adam, build_trainer, cross_entropy, in_order, shuffled
+from .programs import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
 
 
 class Assigning(Trainer):
@@ -62,16 +62,6 @@ def test_scheduler_assigned_goes_by_the_config_and_may_be_taken_away(points: Ten
     assert trainer.scheduler is None
     trainer.scheduler = partial(OneCycleLR, max_lr=0.1, total_steps=20)
     trainer.train(shuffled(points), 1)
-    assert trainer.scheduler.last_epoch == 5
-
-
-def test_scheduler_assigned_in_a_callback_is_stepped_from_there_on(points: TensorDataset) -> None:
-    def assign(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
-        if epoch == 0:
-            trainer.scheduler = StepLR(trainer.optimizer, 1, gamma=0.1)  # type: ignore[arg-type]
-
-    trainer = build_trainer(Trainer, config={"training": {"scheduler_step_per_batch": True}})
-    trainer.train(shuffled(points), 2, callbacks=[assign])
     assert trainer.scheduler.last_epoch == 5
 
 
@@ -185,12 +175,6 @@ def test_weight_decay_that_the_optimizer_has_of_its_own_is_kept_and_said(capsys:
     assert "0 of 1 parameter groups of the optimizer (Rprop)" in capsys.readouterr().out
     assert decays(lambda model: model.parameters(), 0.1, weight_decay=0.1)[0] == [0.1]
     assert not capsys.readouterr().out
-
-
-def test_learning_rate_is_that_of_the_default_optimizer() -> None:
-    trainer = Trainer(nn.Linear(2, 2), None, None, {"training": {"learning_rate": 0.2}})
-    assert trainer.optimizer is not None
-    assert trainer.optimizer.param_groups[0]["lr"] == 0.2
 
 
 # The number of an epoch

@@ -25,7 +25,6 @@ from tests.loops import (
 )
 
 from .programs import (
-    AccuracyTrainer,
     adam,
     build_trainer,
     cross_entropy,
@@ -76,15 +75,6 @@ def test_eval_loss_is_the_mean_over_samples_with_a_short_last_batch(points: Tens
     assert Trainer(model, adam(model), cross_entropy).evaluate(in_order(points)) == {
         "loss": total / 37
     }
-
-
-def test_evaluation_that_leaves_eval_mode_does_not_change_training(points: TensorDataset) -> None:
-    model, by_hand = build_net(), build_net()
-    train_by_hand(by_hand, adam(by_hand), points, epochs=2)
-    seed_everything(0)
-    AccuracyTrainer(model, adam(model), cross_entropy).train(shuffled(points), 2, in_order(points))
-    assert_same_model(model, by_hand)
-    assert model.training
 
 
 def test_callbacks_are_called_after_each_epoch_with_its_metrics(points: TensorDataset) -> None:
@@ -143,17 +133,6 @@ def test_single_train_step_is_a_whole_update(points: TensorDataset) -> None:
         {"loss": loss} for loss in losses
     ]
     assert_same_model(model, by_hand)
-
-
-def test_single_eval_step_changes_neither_weights_nor_mode(points: TensorDataset) -> None:
-    model = build_net()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    trainer = Trainer(model, adam(model), cross_entropy)
-    loss = trainer.eval_step(points[:8])["loss"]
-    assert model.training
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with torch.no_grad():
-        assert loss == cross_entropy(model.eval()(points[:8][0]), points[:8][1]).item()
 
 
 def test_epochs_one_by_one_are_the_same_as_one_run(points: TensorDataset) -> None:
