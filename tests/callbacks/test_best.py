@@ -13,8 +13,8 @@ from loopwright import Callback, Trainer
 from loopwright.callbacks import BestCheckpoint, BestMetric, BestModel, Checkpoints, OfflineLoss
 from loopwright.checkpoint import CheckpointStore, list_checkpoints, load_weights
 from loopwright.cli.selection import pick_checkpoint
-from loopwright.optim.initialize import read_weights
 from loopwright.run import choose
+from loopwright.run.best import load_weights as load_best
 from loopwright.run.reading import RunView
 
 from ..loops import evaluate_by_hand
@@ -210,7 +210,7 @@ def test_a_model_whose_metric_is_no_number_is_never_the_best(tmp_path, points, s
     assert len(list(Path(tmp_path, "kept").iterdir())) == 2
     assert pick_checkpoint(RunView(tmp_path), "best").name == best
     assert choose(tmp_path).name == best
-    weights, expected = read_weights(tmp_path, use="best"), load_weights(tmp_path / "kept" / best)
+    weights, expected = load_best(tmp_path, use="best"), load_weights(tmp_path / "kept" / best)
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 

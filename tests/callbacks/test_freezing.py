@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from loopwright import Callback, Trainer
-from loopwright.callbacks import Freeze, param_groups
+from loopwright.callbacks import Freeze
 
 from ..loops import assert_same_model, batches, build_linear
 from ..mistakes import raises
@@ -157,17 +157,3 @@ def test_a_crashed_run_freezes_and_unfreezes_exactly(tmp_path, points, after_upd
     assert trainable(trainer.model) == {
         name for name, _ in build_parts().named_parameters() if "head.2" not in name
     }
-
-
-def test_groups_have_their_own_learning_rates_and_the_rest_the_optimizers(points):
-    model = build_parts()
-    groups = param_groups(model, {"backbone.0": 1e-4, "backbone": {"lr": 1e-3, "momentum": 0.9}})
-    optimizer = torch.optim.SGD(groups, lr=0.1)
-    assert [(g["lr"], g["momentum"], len(g["params"])) for g in optimizer.param_groups] == [
-        (1e-4, 0, 2),
-        (1e-3, 0.9, 2),
-        (0.1, 0, 6),
-    ]
-    assert [id(p) for g in optimizer.param_groups for p in g["params"]] == [
-        id(p) for p in model.parameters()
-    ]

@@ -15,7 +15,6 @@ from loopwright.callbacks import (
     LearningRateLog,
     Rewind,
     ScheduleWeightDecay,
-    param_groups,
 )
 from loopwright.schedules import (
     Constant,
@@ -91,7 +90,9 @@ class Decays(Callback):
 
 def decays(points: Any, callback: ScheduleWeightDecay) -> list[list[float]]:
     model, seen = build_net(), Decays()
-    groups = param_groups(model, {"4": {"weight_decay": 0.0}})
+    plain = {id(param) for param in model[4].parameters()}
+    decayed = [param for param in model.parameters() if id(param) not in plain]
+    groups = [{"params": model[4].parameters(), "weight_decay": 0.0}, {"params": decayed}]
     optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.2)
     build([callback, seen], model, optimizer=optimizer).train(points, num_updates=4, batch_size=8)
     return seen.seen

@@ -19,8 +19,8 @@ from loopwright.cli.sweep import Optuna, mode_of
 from loopwright.cli.sweep.child import placed
 from loopwright.config import Sweep, load_config
 from loopwright.interfaces.configured.experiment import Experiment
-from loopwright.optim.initialize import read_weights
 from loopwright.run import RunView
+from loopwright.run.best import load_weights as load_best
 from loopwright.run.experiment import load_for_use
 from tests.cli.sweep.projects import write_project
 from tests.run.run_helpers import run_with
@@ -112,7 +112,7 @@ def test_one_rule_says_which_kept_model_is_the_best(here, capsys):
     series = {"test_loss": [1.0, 2.0, 3.0], "accuracy": [0.1, 0.9, 0.2], "eval_f1": [0.1, 0.2, 0.9]}
     keeping = [BestModel(name) for name in ("accuracy", "eval_f1", "test_loss")]
     weights = run_with(here / "runs/one", keeping, **series)[1].weights
-    assert torch.equal(read_weights("runs/one", use="best")["weight"], weights[0])
+    assert torch.equal(load_best("runs/one", use="best")["weight"], weights[0])
     model = nn.Linear(2, 1)
     loading = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), progress="silent")
     assert load_for_use(loading, here / "runs/one", "best").name.endswith("test_loss")

@@ -13,8 +13,6 @@ from loopwright import Trainer
 from loopwright.callbacks import (
     GroupedOptimizer,
     LearningRateLog,
-    layer_rates,
-    param_groups,
 )
 
 from ..callbacks.runs import assert_same_after_crash, build_trainer, train
@@ -67,16 +65,6 @@ def test_layers_learn_slower_from_the_last_to_the_first():
     found = built(AdamW(layer_factor=0.5, modifiers={"1": {"lr_scale": 2.0}}))
     rates = {name.partition(".")[0]: lr for name, (lr, _) in found.items()}
     assert rates == pytest.approx({"0": 0.025, "1": 0.1, "4": 0.1})
-
-
-def test_layer_rates_are_for_param_groups_too():
-    model = build_net()
-    rates = layer_rates(model, 0.1, 0.5)
-    assert rates == pytest.approx({"0": 0.025, "1": 0.05, "4": 0.1})
-    groups = param_groups(model, rates, no_decay=True)
-    found = options(model, torch.optim.AdamW(groups, lr=1.0, weight_decay=0.5))
-    assert found["0.weight"] == pytest.approx((0.025, 0.5))
-    assert found["0.bias"] == pytest.approx((0.025, 0.0))
 
 
 def test_a_trainer_builds_it_from_the_names_of_its_model(points):

@@ -12,7 +12,7 @@ from torch import nn
 
 from loopwright import CheckpointError, load_weights
 from loopwright.callbacks import EMA, BestCheckpoint, Checkpoints, OfflineLoss
-from loopwright.initializers import FromCheckpoint, Resume, load_matching
+from loopwright.initializers import FromCheckpoint, load_matching
 
 from ..callbacks.runs import Crash, assert_same_tree, build_trainer, state_of, train
 from ..loops import assert_same_model, build_net
@@ -155,28 +155,6 @@ def test_a_run_that_goes_on_does_not_begin_again(points, tmp_path, run):
 def test_a_model_that_is_not_there_is_refused(points, run):
     with raises("from-checkpoint-model", "model='modle'", "did you mean model?"):
         train(build_trainer([FromCheckpoint(run, model="modle")]), points)
-
-
-def test_a_run_begins_with_all_of_the_state_of_another(points, tmp_path):
-    train(build_trainer(run_dir=tmp_path / "first"), points, 2)
-    trainer = build_trainer(run_dir=tmp_path / "second")
-    train(trainer, points, 4, resume=Resume(tmp_path / "first").point(tmp_path / "second"))
-    straight = train(build_trainer(), points, 4)
-    assert_same_model(trainer.model, straight.model)
-    assert trainer.history.epochs == straight.history.epochs
-
-
-def test_once_it_has_resume_points_of_its_own_it_goes_on_from_those(points, tmp_path):
-    train(build_trainer(run_dir=tmp_path / "first"), points, 1)
-    resume = Resume(tmp_path / "first")
-    assert resume.point(tmp_path / "second").name == "update-00000005"
-    train(
-        build_trainer(run_dir=tmp_path / "second"),
-        points,
-        2,
-        resume=resume.point(tmp_path / "second"),
-    )
-    assert resume.point(tmp_path / "second") == "auto"
 
 
 def test_the_best_model_of_a_run_is_loaded_in_one_line(run, capsys):

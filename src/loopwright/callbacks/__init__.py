@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .._lazy import lazily
 
 if TYPE_CHECKING:
-    from ..optim.groups import GroupedOptimizer, layer_rates, param_groups
+    from ..optim.groups import GroupedOptimizer
     from ..profiling.profile import Profile
     from .best import BestCheckpoint, BestMetric, BestModel
     from .checkpoints import Checkpoints
@@ -66,8 +66,6 @@ _HOMES = {
     "TorchMetrics": "metrics",
     "TrainTime": "measuring",
     "Watching": "interval",
-    "layer_rates": ".optim.groups",
-    "param_groups": ".optim.groups",
 }
 
 __all__ = [
@@ -103,8 +101,6 @@ __all__ = [
     "TorchMetrics",
     "TrainTime",
     "Watching",
-    "layer_rates",
-    "param_groups",
 ]
 
 if not TYPE_CHECKING:  # for a type checker, every misspelt name would be there

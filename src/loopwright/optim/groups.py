@@ -78,78 +78,23 @@ class GroupedOptimizer:
             (find_parts(models, [pattern]).params, options)
             for pattern, options in self.modifiers.items()
         ]
-        plain = plain_params(models) if self.no_decay else set()
-        scales = _layer_scales(models, self.layer_factor) if self.layer_factor is not None else {}
+        plain = _plain_params(models) if self.no_decay else set()
+        scales = _layer_scales(models, self.layer_factor)
+        params = {id(p): p for model in models.values() for p in model.parameters()}
         groups: dict[str, dict[str, Any]] = {}
-        for param in {id(p): p for model in models.values() for p in model.parameters()}.values():
-            options = dict(next((own for params, own in given if id(param) in params), {}))
-            if id(param) in plain:
+        for key, param in params.items():
+            options = dict(next((own for named, own in given if key in named), {}))
+            if key in plain:
                 options.setdefault("weight_decay", 0.0)
-            scale = options.pop("lr_scale", 1.0) * scales.get(id(param), 1.0)
-            options |= {"lr_scale": scale} if scale != 1.0 else {}
+            scale = options.pop("lr_scale", 1.0) * scales.get(key, 1.0)
+            if scale != 1.0:
+                options["lr_scale"] = scale
             group = groups.setdefault(repr(sorted(options.items())), {"params": [], **options})
             group["params"].append(param)
         return list(groups.values())
 
 
-def param_groups(
-    model: nn.Module, options: Mapping[str, float | Mapping[str, Any]], *, no_decay: bool = False
-) -> list[dict[str, Any]]:
-    """Return parameter groups for an optimizer, with a learning rate for each part of the model.
-
-    Frozen parameters are included, so that they can be unfrozen later.
-
-    Args:
-        model: The model.
-        options: A learning rate, or a dict of optimizer options, by name or pattern of a part (as
-            for `Freeze`). A parameter gets the options of the first pattern that matches;
-            parameters without a match are in the last group, with the options of the optimizer.
-        no_decay: Whether biases and norms are in separate groups, without weight decay.
-
-    >>> import torch
-    >>> from loopwright.callbacks import param_groups
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-    >>> optimizer = torch.optim.Adam(param_groups(model, {"0": 1e-5}), lr=1e-3)
-    >>> [group["lr"] for group in optimizer.param_groups]
-    [1e-05, 0.001]
-    """
-    groups: list[dict[str, Any]] = []
-    taken: set[int] = set()
-    for pattern, given in options.items():
-        found = find_parts({"model": model}, [pattern]).params
-        params = [param for key, param in found.items() if key not in taken]
-        taken |= found.keys()
-        own = given if isinstance(given, Mapping) else {"lr": given}
-        groups.append({"params": params, **own})
-    groups.append({"params": [p for p in model.parameters() if id(p) not in taken]})
-    if no_decay:
-        plain = plain_params({"model": model})
-        groups = [part for group in groups for part in _split(group, plain)]
-    return [group for group in groups if group["params"]]
-
-
-def layer_rates(model: nn.Module, lr: float, factor: float = 0.5) -> dict[str, float]:
-    """Return a learning rate for each direct child of the model with parameters, for
-    `param_groups`.
-
-    Args:
-        model: The model.
-        lr: The learning rate of the last child.
-        factor: The ratio of the rates of consecutive children: each has `factor` times the rate of
-            the next one.
-
-    >>> import torch
-    >>> from loopwright.callbacks import layer_rates, param_groups
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-    >>> layer_rates(model, 0.1, factor=0.5)
-    {'0': 0.05, '1': 0.1}
-    >>> optimizer = torch.optim.Adam(param_groups(model, layer_rates(model, 0.1)), lr=0.1)
-    """
-    names = _layers(model)
-    return {name: lr * factor ** (len(names) - 1 - at) for at, name in enumerate(names)}
-
-
-def plain_params(models: Mapping[str, nn.Module]) -> set[int]:
+def _plain_params(models: Mapping[str, nn.Module]) -> set[int]:
     """Return the ids of biases and of parameters of norms, which weight decay does not help."""
     found: set[int] = set()
     for module in _all_modules(models):
@@ -159,36 +104,18 @@ def plain_params(models: Mapping[str, nn.Module]) -> set[int]:
     return found
 
 
-def _split(group: dict[str, Any], plain: set[int]) -> list[dict[str, Any]]:
-    if "weight_decay" in group:
-        return [group]
-    decayed = [p for p in group["params"] if id(p) not in plain]
-    rest = [p for p in group["params"] if id(p) in plain]
-    return [{**group, "params": decayed}, {**group, "params": rest, "weight_decay": 0.0}]
-
-
-def _layers(model: nn.Module) -> list[str]:
-    """Return the names of the direct children with parameters, in the order of the model."""
-    names = [
-        name for name, child in model.named_children() if any(True for _ in child.parameters())
-    ]
-    if not names:
-        raise ConfigurationError(
-            "no-layers",
-            f"{type(model).__name__} has no parts with parameters, so there are no layers to give "
-            "learning rates to.",
-        )
-    return names
-
-
-def _layer_scales(models: Mapping[str, nn.Module], factor: float) -> dict[int, float]:
+def _layer_scales(models: Mapping[str, nn.Module], factor: float | None) -> dict[int, float]:
     """Return the factor of each parameter's learning rate; of a parameter shared by several
-    children, the largest."""
+    children, that of the last one."""
     scales: dict[int, float] = {}
+    if factor is None:
+        return scales
     for model in models.values():
-        for name, scale in layer_rates(model, 1.0, factor).items():
-            for param in model.get_submodule(name).parameters():
-                scales[id(param)] = max(scale, scales.get(id(param), 0.0))
+        children = [list(child.parameters()) for child in model.children()]
+        layers = [params for params in children if params]
+        for distance, params in enumerate(reversed(layers)):
+            for param in params:
+                scales.setdefault(id(param), factor**distance)
     return scales
 
 

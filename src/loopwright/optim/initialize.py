@@ -145,33 +145,6 @@ def load_matching(
     return report
 
 
-def read_weights(
-    path: str | os.PathLike[str], *, use: Choice = "newest", model: str | None = None
-) -> dict[str, Tensor]:
-    """Read the weights of a run directory, a checkpoint, or a safetensors or `.pt` file; no code of
-    the file runs.
-
-    Args:
-        path: The run directory, checkpoint or file.
-        use: Which weights of a run: "newest", "best" or "any", as for `load_matching`.
-        model: The name of the model, if there are several.
-
-    Returns:
-        The tensors by name.
-
-    >>> import pathlib, tempfile, torch
-    >>> from loopwright.initializers import read_weights
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder) / "weights.pt"
-    ...     torch.save({"weight": torch.ones(2)}, path)
-    ...     read_weights(path)
-    {'weight': tensor([1., 1.])}
-    """
-    from ..run.best import load_weights
-
-    return load_weights(path, model=model, use=use)
-
-
 def _renamed(
     weights: Mapping[str, Tensor], rename: Mapping[str, str], label: str
 ) -> dict[str, Tensor]:
@@ -330,35 +303,3 @@ class FromCheckpoint(Initializer):
                 f"{nearest(self.model, models)}",
             )
         return models[self.model]
-
-
-class Resume:
-    """The complete state of another run as the start of a new one.
-
-    `trainer.train(..., resume=Resume("runs/a").point(run_dir))`. The other run is only read. Once
-    the new run has resume points of its own, it continues from these.
-
-    Args:
-        path: The run directory or checkpoint to start from.
-
-    >>> from loopwright.initializers import Resume
-    >>> Resume("runs/a").path.name
-    'a'
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def point(self, run_dir: str | Path | None = None) -> str | Path:
-        """Return the value for `train(resume=)`: "auto" if the new run has resume points, otherwise
-        a checkpoint."""
-        from ..checkpoint.inspect import find_checkpoint, list_checkpoints
-
-        has_folder = run_dir is not None and (Path(run_dir) / "checkpoints").is_dir()
-        if (
-            run_dir is not None
-            and has_folder
-            and any(i.kind == "resume" for i in list_checkpoints(run_dir))
-        ):
-            return "auto"
-        return find_checkpoint(self.path)
