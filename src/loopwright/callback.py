@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import CheckpointError, ConfigurationError, check_arguments
-from .text import near_names
+from .text import near_names, nearest
 
 if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
@@ -29,8 +29,6 @@ Hook = Callable[..., None]
 T = TypeVar("T")
 # the callbacks in whose block (`with Profile():`) the code runs: every run that starts there has them
 surrounding: ContextVar[tuple[Callback, ...]] = ContextVar("surrounding", default=())
-# first arguments in other frameworks
-COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))
 
 
 class Callback:
@@ -376,35 +374,20 @@ def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False
         expected = [parameter for parameter in parameters if parameter != "self"]
         how = f"`def {name}({', '.join(['self', *expected])})`"
         check_arguments(function, expected, label, f" Write {how}.")
-        # a counter first, as in Keras, would be the trainer instead
-        first = next(iter(inspect.signature(function).parameters), None)
-        if first in COUNTS and expected and first != expected[0]:
-            raise ConfigurationError(
-                "event-arguments",
-                f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write "
-                f"{how}; counters are in `trainer.progress`.",
-            )
 
 
 def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
     """Refuse `on_*` methods that are no events; with `allow_other`, only names close to an
     event's."""
     known = hook_names(vocabulary)
-    owner = type(callback).__name__
     for name in dir(type(callback)):
         if not name.startswith("on_") or name in known or not callable(getattr(callback, name)):
             continue
-        from ._other_frameworks import EVENTS
-
-        near = near_names(name, known, cutoff=0.8 if allow_other else 0.5)
-        if not allow_other and EVENTS.get(name) in known:
-            near = [EVENTS[name]]
-        if near or not allow_other:
-            hint = f"; the events are: {', '.join(known)}."
-            if near:
-                hint = f"; did you mean {' or '.join(near)}?"
+        if not allow_other or near_names(name, known, cutoff=0.8):
             raise ConfigurationError(
-                "unknown-event", f"{owner}.{name} is not an event and would never be called{hint}"
+                "unknown-event",
+                f"{type(callback).__name__}.{name} is not an event and would never be called; "
+                f"{nearest(name, known, cutoff=0.8)}",
             )
 
 

@@ -17,7 +17,7 @@ from .callback import Callback, Hook, TrainerHooks, as_callbacks
 from .data.open import as_dataset, open_stream, refuse_shuffled
 from .data.random import Seed, resolve_seed
 from .data.stream import Stream
-from .errors import ConfigurationError, public
+from .errors import ConfigurationError, MissingAttributeError, public
 from .metrics.progress import Limits
 from .metrics.result import StepResult
 from .optim.build import build_optimizer, build_schedule, check_given, named
@@ -60,21 +60,12 @@ if TYPE_CHECKING:
     from .tuning import Tuning
 
 
-class NotAssigned:
-    """A name that other frameworks assign to stop a run; to assign it here raises with advice."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, owner: object, cls: type) -> Any:
-        if owner is None:
-            return self
-        raise AttributeError(self.name)  # the `__getattr__` of the object then raises with advice
-
-    def __set__(self, owner: object, value: object) -> None:
-        from ._other_frameworks import explain_attribute
-
-        explain_attribute(owner, self.name)
+def _refuse_flag(trainer: object, value: object) -> None:
+    """Refuse the flags that other frameworks have to stop a run: here they would stop nothing."""
+    raise MissingAttributeError(
+        "unknown-attribute",
+        f"{type(trainer).__name__} has no flag to stop it: call `trainer.stop(reason)`.",
+    )
 
 
 class Trainer(MediaMethods, OwnState, TrainerHooks):
@@ -102,8 +93,8 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     _plateau_metric: str | None = "loss"
     # whether schedulers that a step of the user's own steps are left to it
     _leaves_schedules = False
-    should_stop = NotAssigned()
-    stop_training = NotAssigned()
+    should_stop = property(fset=_refuse_flag)
+    stop_training = property(fset=_refuse_flag)
 
     @public
     def __init__(
@@ -259,10 +250,6 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     def schedules(self) -> dict[str, Schedule]:
         """The schedules by name, each with its scheduler and cadence."""
         return self._components.schedules
-
-    @property
-    def _logged_run(self) -> TrainingRun:
-        return self.run
 
     # Components
 

@@ -54,7 +54,7 @@ MISSPELT: list[tuple[type, Build, str, str]] = [
     (SimpleTrainer, build_simple, "_compute_los", "_compute_loss"),
     (LifecycleTrainer, build_lifecycle, "training_epoch_end", "train_epoch_end"),
     (LifecycleTrainer, build_lifecycle, "on_eval_epoch_end", "eval_epoch_end"),
-    (LifecycleTrainer, build_lifecycle, "calculate_train_loss", "calculate_train_batch_loss"),
+    (CoreTrainer, build_core, "training_step", "train_step"),
     (CustomTrainer, build_configured, "train_stp", "train_step"),
     (DreamTrainer, build_modular, "training_stp", "training_step"),
     (DreamTrainer, build_modular, "validation_epch_end", "on_validation_end"),

@@ -125,7 +125,7 @@ def test_mistakes_in_media_are_answered_with_what_to_write():
         trainer.log_images("fake", torch.rand(3, 4, 4))
     with raises("media-name", "give a name first"):
         trainer.log_image(torch.rand(3, 4, 4), "fake")
-    with raises("unknown-argument", "did you mean `caption=`"):
+    with raises("wrong-arguments", "did you mean `caption=`"):
         trainer.log_image("fake", torch.rand(3, 4, 4), captions="x")
     with raises("logged-value", "'img'", "log_image"):
         trainer.log({"img": torch.rand(3, 4, 4)})

@@ -169,12 +169,6 @@ class LoggingTrainer(MediaMethods, OwnState):
 
     _init_arguments: ClassVar[str] = "config"  # for the message where a subclass has not called it
 
-    @property
-    def _logged_run(self) -> TrainingRun:
-        # each interface has a core of its own kind
-        run: TrainingRun = self._core.run  # type: ignore[attr-defined]
-        return run
-
     if not TYPE_CHECKING:  # or every misspelt attribute would have a type
 
         def __getattr__(self, name: str) -> Any:

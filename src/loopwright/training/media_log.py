@@ -148,6 +148,12 @@ class MediaLog:
             self._run.say(line)
 
 
+def _media_of(trainer: Any) -> MediaLog:
+    """The log of the run that a trainer, or the core of an interface's trainer, owns."""
+    log: MediaLog = trainer._core.run.media
+    return log
+
+
 class MediaMethods:
     """The methods of a trainer that log something else than numbers; values belong to the step that
     is under way.
@@ -155,10 +161,6 @@ class MediaMethods:
     They may be called anywhere in the program: in steps, in callbacks, in evaluations, before and
     after `train`.
     """
-
-    @property
-    def _logged_run(self) -> Any:
-        raise NotImplementedError
 
     @public
     def log_image(
@@ -187,7 +189,7 @@ class MediaMethods:
             ...         trainer.log_image("noise", torch.rand(3, 8, 8), caption="uniform")
         """
 
-        media = self._logged_run.media
+        media = _media_of(self)
         if call := media.open("log_image", name):
             from ..metrics.media import Images, encode_png, read_image
 
@@ -221,7 +223,7 @@ class MediaMethods:
             ...         trainer.log_images("pairs", {"input": x, "output": 1 - x, "target": x})
         """
 
-        media = self._logged_run.media
+        media = _media_of(self)
         if call := media.open("log_images", name):
             from ..metrics.media import read_images
 
@@ -244,7 +246,7 @@ class MediaMethods:
             ...         trainer.log_histogram("weight", trainer.model.weight)
         """
 
-        media = self._logged_run.media
+        media = _media_of(self)
         if call := media.open("log_histogram", name):
             from ..metrics.media import count_values
 
@@ -265,7 +267,7 @@ class MediaMethods:
             ...         trainer.log_text("sample", "once upon a time")
         """
 
-        media = self._logged_run.media
+        media = _media_of(self)
         if media.open("log_text", name):
             media.add(name, str(text))
 
@@ -286,7 +288,7 @@ class MediaMethods:
             ...         trainer.log_table("errors", [["cat", 3], ["dog", 1]], columns=["class", "count"])
         """
 
-        media = self._logged_run.media
+        media = _media_of(self)
         if call := media.open("log_table", name):
             from ..metrics.media import read_table
 
@@ -309,7 +311,7 @@ class MediaMethods:
             ...         trainer.log_figure("losses", trainer.history.plot())
         """
 
-        media = self._logged_run.media
+        media = _media_of(self)
         if media.open("log_figure", name):
             from ..metrics.media import Images, draw_figure
 
