@@ -86,10 +86,9 @@ def test_a_warm_up_is_a_line_and_then_a_cosine(warmup, done):
 
 
 def test_what_is_counted_becomes_a_part_of_the_run():
-    extent = Extent(epochs=10, updates=200, samples=6400)
+    extent = Extent(epochs=10, updates=200)
     assert WarmupCosine(warmup_epochs=1).resolve(extent).value(0.05) == pytest.approx(0.5)
     assert WarmupCosine(warmup_updates=50).resolve(extent).value(0.25) == pytest.approx(1.0)
-    assert WarmupCosine(warmup_samples=6400).resolve(extent).value(0.5) == pytest.approx(0.5)
     assert MultiStep(0.5, at_epochs=[3, 20]).resolve(extent).value(0.3) == 0.5
     nested = Sequential([WarmupCosine(warmup_updates=50), Constant()], [0.5]).resolve(extent)
     assert nested.value(0.25) == pytest.approx(1.0)

@@ -126,7 +126,7 @@ def extent_of(trainer: Trainer) -> Extent:
             known.append(epochs * per_epoch[unit])
         return min(known, default=None)
 
-    return Extent(whole("epoch"), whole("update"), whole("sample"))
+    return Extent(whole("epoch"), whole("update"))
 
 
 def _per_epoch(trainer: Trainer) -> dict[str, float]:

@@ -481,7 +481,7 @@ class ConfigCheck:
             if not isinstance(callback, Periodic | Watching):
                 continue
             interval = callback.interval
-            whole = getattr(length, f"{interval.unit}s")
+            whole = getattr(length, f"{interval.unit}s", None)  # samples are not counted
             if whole is not None and interval.n > whole:
                 often = f"every {interval.n} {interval.unit}s, but the run has only {whole:.4g}"
                 name = type(callback).__name__
@@ -636,12 +636,12 @@ def length_of(engine: ConfiguredCore, stream: Stream) -> Extent:
     amounts[unit] = limit
     if amounts["updates"] is not None:  # the last one may be of fewer samples
         amounts["updates"] = math.ceil(amounts["updates"] - 1e-9)
-    return Extent(**amounts)
+    return Extent(amounts["epochs"], amounts["updates"])
 
 
 def check_curve(report: CheckReport, key: str, curve: Curve, length: Extent) -> None:
     """Check the values of a curve from the beginning of the run to its end."""
-    for unit in ("epoch", "update", "sample"):
+    for unit in ("epoch", "update"):
         whole = getattr(length, f"{unit}s")
         if whole is None:
             continue

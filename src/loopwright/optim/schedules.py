@@ -98,17 +98,16 @@ def _decayed(done: float, peak: float, floor: float, shape: DecayShape) -> float
     return floor + (peak - floor) * remaining
 
 
-Unit = Literal["epoch", "update", "sample"]
+Unit = Literal["epoch", "update"]
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The length of a whole `train` call in epochs, updates and samples.
+    """The length of a whole `train` call in epochs and updates.
 
     Args:
         epochs: Number of epochs, or None if unknown.
         updates: Number of updates, or None if unknown.
-        samples: Number of samples, or None if unknown.
 
     >>> Extent(updates=200).part(10, "update")
     0.05
@@ -116,11 +115,10 @@ class Extent:
 
     epochs: float | None = None
     updates: float | None = None
-    samples: float | None = None
 
     def part(self, amount: float, unit: Unit) -> float:
-        """Return a number of epochs, updates or samples as a fraction of the whole call."""
-        whole = {"epoch": self.epochs, "update": self.updates, "sample": self.samples}[unit]
+        """Return a number of epochs or updates as a fraction of the whole call."""
+        whole = self.epochs if unit == "epoch" else self.updates
         if not whole:
             raise ConfigurationError(
                 "curve-length-unknown",
@@ -150,8 +148,8 @@ class Curve(ABC):
         """Return the value at a completed fraction of the run, from 0 to 1."""
 
     def resolve(self, extent: Extent) -> Curve:
-        """Return the same curve with all numbers of updates, epochs or samples as fractions of a
-        run of this length."""
+        """Return the same curve with all numbers of updates and epochs as fractions of a run of this
+        length."""
         return self
 
 
@@ -245,7 +243,6 @@ class WarmupCosine(Curve):
         end: The value at the end of the run.
         warmup_epochs: The length of the warm-up in epochs, instead of `warmup`.
         warmup_updates: The length of the warm-up in updates, instead of `warmup`.
-        warmup_samples: The length of the warm-up in samples, instead of `warmup`.
 
     >>> curve = WarmupCosine(warmup_updates=10).resolve(Extent(updates=100))
     >>> curve.value(0.05), curve.value(0.1), curve.value(1.0)
@@ -258,10 +255,9 @@ class WarmupCosine(Curve):
     end: float = 0.0
     warmup_epochs: float | None = None
     warmup_updates: int | None = None
-    warmup_samples: int | None = None
 
     def __post_init__(self) -> None:
-        lengths = (self.warmup, self.warmup_epochs, self.warmup_updates, self.warmup_samples)
+        lengths = (self.warmup, self.warmup_epochs, self.warmup_updates)
         given = [length for length in lengths if length is not None]
         if len(given) > 1:
             raise ConfigurationError(
@@ -271,7 +267,7 @@ class WarmupCosine(Curve):
             raise ConfigurationError(
                 "warmup-length",
                 f"WarmupCosine(warmup={given[0]!r}): use a fraction of the run from 0 to 1, or a "
-                "number of epochs, updates or samples, 0 or more.",
+                "number of epochs or updates, 0 or more.",
             )
 
     def resolve(self, extent: Extent) -> Curve:
@@ -279,27 +275,11 @@ class WarmupCosine(Curve):
             part = extent.part(self.warmup_epochs, "epoch")
         elif self.warmup_updates is not None:
             part = extent.part(self.warmup_updates, "update")
-        elif self.warmup_samples is not None:
-            part = extent.part(self.warmup_samples, "sample")
         else:
             return self
-        return replace(
-            self,
-            warmup=min(part, 1.0),
-            warmup_epochs=None,
-            warmup_updates=None,
-            warmup_samples=None,
-        )
+        return replace(self, warmup=min(part, 1.0), warmup_epochs=None, warmup_updates=None)
 
     def value(self, done: float) -> float:
-        if self.warmup is None and (
-            self.warmup_epochs or self.warmup_updates or self.warmup_samples
-        ):
-            raise ConfigurationError(
-                "warmup-unresolved",
-                "WarmupCosine counts its warm-up in epochs, updates or samples: call `resolve` "
-                "with the length of the run first.",
-            )
         warmup = self.warmup or 0.0
         if done < warmup:
             return self.start + (self.peak - self.start) * done / warmup
@@ -346,31 +326,17 @@ class MultiStep(Curve):
     def resolve(self, extent: Extent) -> Curve:
         if self.at:
             return self
-        points = [(n, "epoch") for n in self.at_epochs] + [(n, "update") for n in self.at_updates]
-        return _Steps(self.factor, tuple(extent.part(n, unit) for n, unit in points), self.start)  # type: ignore[arg-type]
+        points = [extent.part(number, "epoch") for number in self.at_epochs]
+        points += [extent.part(number, "update") for number in self.at_updates]
+        inside = [point for point in points if point <= 1]
+        if not inside:
+            return Constant(self.start)
+        return replace(self, at=inside, at_epochs=(), at_updates=())
 
     def value(self, done: float) -> float:
-        if not self.at:
-            raise ConfigurationError(
-                "points-unresolved",
-                "MultiStep counts epochs or updates: call `resolve` with the length of the run "
-                "first.",
-            )
-        return _Steps(self.factor, tuple(self.at), self.start).value(done)
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps(Curve):
-    """A `MultiStep` whose points are fractions of the run; some may lie after its end."""
-
-    factor: float
-    at: tuple[float, ...]
-    start: float
-
-    def value(self, done: float) -> float:
-        """Compare with a tolerance: 0.3 of 10 updates is 3 updates, in spite of floating-point
-        rounding."""
-        return self.start * self.factor ** sum(done >= point - 1e-12 for point in self.at)
+        # 0.3 of 10 updates is 3 updates, in spite of floating-point rounding
+        reached = [point for point in self.at if done >= point - 1e-12]
+        return float(self.start * self.factor ** len(reached))
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,12 +373,16 @@ class Sequential(Curve):
 
     def resolve(self, extent: Extent) -> Curve:
         """Resolve each curve for the length of its own section."""
-        bounds = list(pairwise([0.0, *self.ends, 1.0]))
-        parts = [
-            curve.resolve(Extent(*(None if n is None else n * (b - a) for n in _amounts(extent))))
-            for curve, (a, b) in zip(self.schedules, bounds, strict=True)
-        ]
-        return replace(self, schedules=tuple(parts))
+        resolved = []
+        for curve, (begin, end) in zip(
+            self.schedules, pairwise([0.0, *self.ends, 1.0]), strict=True
+        ):
+            lengths = [
+                None if whole is None else whole * (end - begin)
+                for whole in (extent.epochs, extent.updates)
+            ]
+            resolved.append(curve.resolve(Extent(*lengths)))
+        return replace(self, schedules=tuple(resolved))
 
     def value(self, done: float) -> float:
         begin = 0.0
@@ -421,7 +391,3 @@ class Sequential(Curve):
                 return curve.value(min((done - begin) / (end - begin), 1.0))
             begin = end
         raise AssertionError("the last curve ends at 1")
-
-
-def _amounts(extent: Extent) -> tuple[float | None, ...]:
-    return extent.epochs, extent.updates, extent.samples

@@ -132,8 +132,7 @@ def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
         )
     bounds = [size * index // number for index in range(number + 1)]
     return [
-        (_cut(batch, size, start, stop), stop - start)
-        for start, stop in itertools.pairwise(bounds)
+        (_cut(batch, size, start, stop), stop - start) for start, stop in itertools.pairwise(bounds)
     ]
 
 
