@@ -26,7 +26,7 @@ from .runtime.modes import evaluating
 from .training import assembly, components, evaluate
 from .training.components import Components
 from .training.media_log import MediaMethods
-from .training.own_steps import is_paced_by_user, refused
+from .training.own_steps import is_paced_by_user, refused, update_in_evaluation
 from .training.program import (
     Changes,
     Compile,
@@ -370,11 +370,13 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
             >>> history = Regression(model, optimizer, progress="silent").train(data, num_epochs=1)
         """
         if self.run.metrics.is_evaluating:
-            self._check_update(loss, count)
+            raise update_in_evaluation(self._message_names)
         try:
             self.run.updates.update(loss, optimizer, count=count, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
-            self._check_update(loss, count)
+            from .training.step_checks import refuse_update
+
+            refuse_update(self, loss, count)
             raise
 
     # Running
@@ -603,11 +605,10 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
 
     @property
     def _has_default_step(self) -> bool:
-        return getattr(self.train_step, "__func__", None) is Trainer.train_step
-
-    @property
-    def _has_default_update(self) -> bool:
-        return type(self).update is Trainer.update
+        has_own_update = type(self).update is not Trainer.update
+        return not has_own_update and (
+            getattr(self.train_step, "__func__", None) is Trainer.train_step
+        )
 
     @property
     def _builds_models(self) -> bool:
@@ -633,11 +634,6 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
 
     def _setup_training(self) -> None:
         self.setup()
-        self._check_defaults()
-        assembly.assemble_training(self)
-
-    def _check_defaults(self) -> None:
-        """Check the components that the default step and the default loss need."""
         has_default_loss = type(self).compute_loss is Trainer.compute_loss
         if self._has_default_step and type(self).forward is Trainer.forward:
             components.check_default_model(self, self.models)
@@ -645,6 +641,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
                 components.check_default_optimizers(self.model, self.loss_fn, self.optimizers)
         if has_default_loss:
             components.check_reduction(self.loss_fn, self.accumulate, self.runtime.world)
+        assembly.assemble_training(self)
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         runtime = self.runtime
@@ -674,17 +671,6 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         for schedule in self.schedules.values():
             if schedule.interval == "epoch" and not is_paced_by_user(self.run, schedule.scheduler):
                 schedule.step(row)
-
-    @contextmanager
-    def _keep_schedules(self) -> Iterator[None]:
-        if not self.schedules:
-            yield
-            return
-        from .training.step_checks import SchedulerWatch
-
-        watch = SchedulerWatch(self.schedules)
-        yield
-        watch.check("on_epoch_end")
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
@@ -718,11 +704,6 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         from .training.step_checks import check_trained
 
         check_trained(self.run)
-
-    def _check_update(self, loss: Any, count: Any = None) -> None:
-        from .training.step_checks import refuse_update
-
-        refuse_update(self, loss, count)
 
     # What callbacks ask of the trainer that they are given
 

@@ -194,8 +194,6 @@ class Program(Protocol):
     @property
     def _has_default_step(self) -> bool: ...
     @property
-    def _has_default_update(self) -> bool: ...
-    @property
     def _builds_models(self) -> bool:
         """Whether the trainer makes its models, with the seed of the run."""
 
@@ -233,9 +231,6 @@ class Program(Protocol):
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs."""
 
-    def _keep_schedules(self) -> AbstractContextManager[None]:
-        """Context in which no scheduler may be stepped, since the trainer steps it."""
-
     def _eval_mode(self) -> AbstractContextManager[None]:
         """Context with the models in eval mode; every module gets its previous mode back."""
 
@@ -257,9 +252,6 @@ class Program(Protocol):
 
     def _check_trained(self) -> None:
         """Check after the first epoch that every optimizer has trained something."""
-
-    def _check_update(self, loss: Any, count: Any = None) -> None:
-        """Refuse an update in an evaluation, or with a value that is not a loss."""
 
 
 def users_trainer(program: Program) -> OwnState:

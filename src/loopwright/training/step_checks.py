@@ -262,7 +262,7 @@ def check_skipped(run: TrainingRun) -> None:
     run.say(f"{text[0].upper()}{text[1:]}.")
 
 
-def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
+def refuse_update(trainer: Program, loss: Any, count: Any = None) -> None:
     """Raise for an update in an evaluation, or with a value that is not a loss."""
     names = trainer._message_names
     if trainer.run.metrics.is_evaluating:

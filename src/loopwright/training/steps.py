@@ -22,7 +22,7 @@ from ..errors import DataError, Rewinding, WaitInterrupted
 from ..metrics.result import StepResult
 from .evaluate import evaluate
 from .out_of_memory import redo_window, step_in_micro_batches
-from .step_checks import check_clipping, check_skipped
+from .step_checks import SchedulerWatch, check_clipping, check_skipped
 
 if TYPE_CHECKING:
     from ..data.stream import Batch, Stream
@@ -57,7 +57,7 @@ def train(run: TrainingRun, one_epoch: Callable[[], None] | None = None) -> None
     A run that was killed after its last update, before that was evaluated, has only the end of its
     epoch to do.
     """
-    one_epoch = run.program._train_epoch if one_epoch is None else one_epoch
+    one_epoch = one_epoch or run.program._train_epoch
     if run.progress.is_unrecorded and run.is_done():
         one_epoch()
     while not run.is_done():
@@ -123,8 +123,9 @@ def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
         run.metrics.meter.is_over = True
         progress.next_epoch()
         run.program._schedule_epoch(row)
-        with run.program._keep_schedules():
-            run.emit("on_epoch_end", row)
+        schedules = SchedulerWatch(run.components.schedules)
+        run.emit("on_epoch_end", row)
+        schedules.check("on_epoch_end")
         if run.stopping.consensus is not None:
             run.stopping.consensus.on_stop(run)
 

@@ -148,10 +148,6 @@ class ConfiguredCore(InterfaceCore):
     def _has_default_step(self) -> bool:
         return not self.interface.overrides("train_step")
 
-    @property
-    def _has_default_update(self) -> bool:
-        return self._has_default_step
-
     def train_step(self, batch: Any) -> StepResult:
         """The interface's step, and the update with its total loss unless the step made updates
         itself."""

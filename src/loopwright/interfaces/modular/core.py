@@ -37,6 +37,7 @@ from ...training.components import (
     swap_parameters,
 )
 from ...training.program import Display, MessageNames
+from ...training.step_checks import refuse_update
 from .._shared import InterfaceCore, InterfaceNames
 from .callback import Callback, Hooks, States, sort_callbacks
 from .config import DreamTrainerConfig, build_runtime, without_callbacks
@@ -298,7 +299,7 @@ class ModularCore(InterfaceCore):
     def backward(self, loss: Any, optimizer: Optimizer | str | None, *, retain_graph: bool) -> None:
         """The backward pass of a loss that the program gives to `backward`."""
         if self.run.metrics.is_evaluating:
-            self._check_update(loss)
+            refuse_update(self, loss)
         if self._logged is None and not self._is_in_step:
             raise ConfigurationError(
                 "backward-outside-batch",
@@ -315,7 +316,7 @@ class ModularCore(InterfaceCore):
         try:
             self.gradients.backward(loss, optimizer, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
-            self._check_update(loss)
+            refuse_update(self, loss)
             raise
 
     def take_step(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
