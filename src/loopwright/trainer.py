@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from inspect import unwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -86,8 +86,8 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     """
 
     _message_names: MessageNames = MessageNames()
-    _interface: ClassVar[str] = "native"
-    _step_methods: ClassVar[tuple[str, ...]] = (
+    _interface: str = "native"
+    _step_methods: tuple[str, ...] = (
         *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
     )
     _plateau_metric: str | None = "loss"
@@ -185,7 +185,9 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         # by name, for callbacks that look at more than the evaluation data
         self.datasets: dict[str, Any] = {}
         self._components = Components()
-        self.run = TrainingRun(self, self.runtime, self._components, progress_style=progress)
+        self.run: TrainingRun = TrainingRun(
+            self, self.runtime, self._components, progress_style=progress
+        )
         self.run.files.label = components.check_label(name, tags, config)
         if compile == "step":
             from .training.compiled import CompiledStep

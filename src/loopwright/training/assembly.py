@@ -32,8 +32,8 @@ from .update import OptimizerUpdate
 from .updates import Updates
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..runtime.distributed import DistributedRuntime
-    from .program import Program
     from .run import TrainingRun
 
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 RECORDING = "LOOPWRIGHT_RUN_DIR"
 
 
-def assemble(trainer: Program) -> None:
+def assemble(trainer: Trainer) -> None:
     """Build models and optimizers, once, and take over those that were assigned since."""
     held = trainer._components
     if not held.are_built:
-        settle_seed(trainer)
+        settle_seed(trainer.run)
         with trainer.run.generators.of_program():
             held.replaced = assemble_models(trainer)
         held.are_built = True
@@ -56,13 +56,13 @@ def assemble(trainer: Program) -> None:
             assemble_optimizers(trainer, held.replaced)
 
 
-def settle_seed(trainer: Program) -> None:
+def settle_seed(run: TrainingRun) -> None:
     """Take the last `seed_everything` of the first process, until models are built with it."""
-    if trainer._seed.source != "argument" and not trainer._components.are_built:
-        trainer._seed = trainer.runtime.broadcast_object(resolve_seed("auto"))
+    if run.program._seed.source != "argument" and not run.components.are_built:
+        run.program._seed = run.runtime.broadcast_object(resolve_seed("auto"))
 
 
-def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
+def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
     """Build, place and wrap the models; return parameters that replaced others, by the ids of the
     replaced ones."""
     if trainer.seed is not None and trainer._builds_models:
@@ -97,13 +97,13 @@ def check_returned(value: Any, name: str, example: str) -> None:
         )
 
 
-def prepare_model(trainer: Program, module: nn.Module) -> dict[int, nn.Parameter]:
+def prepare_model(trainer: Trainer, module: nn.Module) -> dict[int, nn.Parameter]:
     """Place and wrap a model; one that was prepared before stays as it is."""
     trainer.runtime.place(module)
     return trainer.runtime.wrap(module) if is_trained(module) else {}
 
 
-def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> None:
+def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> None:
     """Build and find the optimizers and schedules."""
     check_returned(trainer.configure_optimizers(), "configure_optimizers", "self.optimizer = ...")  # type: ignore[func-returns-value]
     trainer._components.optimizers = found_on(trainer, Optimizer, trainer.optimizers)
@@ -119,7 +119,7 @@ def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> 
             trainer.schedules[name] = schedule
 
 
-def reassemble(trainer: Program) -> None:
+def reassemble(trainer: Trainer) -> None:
     """Build and find everything anew, for training; an optimizer that was there before keeps its
     scaler and count."""
     before = {id(update.optimizer): update for update in trainer.run.updates.by_name.values()}
@@ -137,7 +137,7 @@ def reassemble(trainer: Program) -> None:
             update.num_updates = old.num_updates
 
 
-def adopt_replaced(trainer: Program) -> None:
+def adopt_replaced(trainer: Trainer) -> None:
     """Use models, optimizers and schedulers that were assigned in place of earlier ones."""
     held = trainer._components
     models = replaced_in(trainer, held.modules, held.models, nn.Module)
@@ -163,13 +163,13 @@ def adopt_replaced(trainer: Program) -> None:
             held.schedules[name] = build_schedule(given, held.optimizers.get(name))
 
 
-def _assign(trainer: Program, name: str, old: object, new: object) -> None:
+def _assign(trainer: Trainer, name: str, old: object, new: object) -> None:
     """Replace an attribute of a trainer, where it is the old object."""
     if vars(trainer).get(name) is old:
         setattr(trainer, name, new)
 
 
-def adopt_in_training(trainer: Program) -> None:
+def adopt_in_training(trainer: Trainer) -> None:
     """Continue with components that were replaced during a `train` call, or refuse them if a resume
     would lose them."""
     adopt_replaced(trainer)
@@ -194,13 +194,13 @@ def adopt_in_training(trainer: Program) -> None:
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 
 
-def check_components(trainer: Program) -> None:
+def check_components(trainer: Trainer) -> None:
     """Refuse optimizers and settings that would train the wrong thing, or the wrong way."""
     check_settings(trainer.accumulate, trainer.clip_norm, trainer.clip_value)
     check_optimizers(trainer._components, accumulates=trainer.accumulate > 1)
 
 
-def _trained_by(trainer: Program) -> dict[str, Any]:
+def _trained_by(trainer: Trainer) -> dict[str, Any]:
     """Return the models, optimizers and schedulers of a trainer, by names that are unique among all
     of them."""
     kinds: dict[str, dict[str, Any]] = {
@@ -213,7 +213,7 @@ def _trained_by(trainer: Program) -> dict[str, Any]:
     }
 
 
-def _renew_updates(trainer: Program) -> None:
+def _renew_updates(trainer: Trainer) -> None:
     """Build the update of each optimizer that replaced another one, and attach schedulers to the
     updates."""
     optimization = trainer.run.updates
@@ -228,7 +228,7 @@ def _renew_updates(trainer: Program) -> None:
     optimization.refresh(trainer.modules.values())
 
 
-def assemble_training(trainer: Program) -> None:
+def assemble_training(trainer: Trainer) -> None:
     """Prepare callbacks, updates and modes, once per `train` call."""
     run = trainer.run
     components = trainer._components
@@ -268,7 +268,7 @@ def assemble_training(trainer: Program) -> None:
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 
 
-def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) -> OptimizerUpdate:
+def build_update(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) -> OptimizerUpdate:
     runtime = trainer.runtime
     return OptimizerUpdate(
         name,
@@ -289,7 +289,7 @@ def _check_saved(run: TrainingRun, name: str, metric: Any) -> None:
     check_saved(metric_owners(run), name, metric)
 
 
-def _attach_schedules(trainer: Program) -> None:
+def _attach_schedules(trainer: Trainer) -> None:
     """Attach schedules that count updates to their optimizer's update; refuse a schedule of an
     unknown optimizer."""
     updates = trainer.run.updates.by_name
@@ -316,7 +316,7 @@ def _attach_schedules(trainer: Program) -> None:
             attached.append(schedule.scheduler)
 
 
-def with_defaults(trainer: Program) -> list[Callback]:
+def with_defaults(trainer: Trainer) -> list[Callback]:
     """Return the user's callbacks and the missing defaults, in the order of their precedence.
 
     Default callbacks that write files treat a failing write as the user's `Checkpoints` does.
@@ -352,7 +352,7 @@ def with_defaults(trainer: Program) -> list[Callback]:
     return sorted(callbacks, key=lambda callback: callback.precedence)
 
 
-def _for_curves(trainer: Program, callbacks: list[Callback]) -> list[Callback]:
+def _for_curves(trainer: Trainer, callbacks: list[Callback]) -> list[Callback]:
     """Return callbacks that set the learning rates of curves, for curves that no callback sets
     yet."""
     schedulers = [schedule.scheduler for schedule in trainer.schedules.values()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from torch import nn
@@ -19,12 +18,8 @@ if TYPE_CHECKING:
     from ..callback import Callback
     from ..data.random import Seed
     from ..data.stream import Stream
-    from ..metrics.history import History
-    from ..metrics.progress import Limits, Progress
-    from ..optim.build import Schedule
-    from ..runtime import Runtime
+    from ..metrics.progress import Limits
     from ..runtime.base import DeviceFeed
-    from .components import Components
     from .run import TrainingRun
 
 
@@ -129,44 +124,17 @@ class OwnState:
 class Program(Protocol):
     """What a run asks of its trainer. `Trainer` has the defaults; interfaces replace some of them."""
 
-    # What the user gave
+    # What the user gave, and may write
 
     run: TrainingRun
     callbacks: list[Callback]
-    runtime: Runtime
     compile_mode: str | None  # the argument `compile`
     accumulate: int
-    clip_norm: float | None
-    clip_value: float | None
     loss_fn: Any
     seed: int | None
     _seed: Seed
-    _components: Components
 
-    @property
-    def progress(self) -> Progress: ...
-    @property
-    def history(self) -> History: ...
-    @property
-    def stop_reason(self) -> str | None: ...
-    @property
-    def run_dir(self) -> Path | None: ...
-    @property
-    def models(self) -> dict[str, nn.Module]: ...
-    @property
-    def modules(self) -> dict[str, nn.Module]: ...
-    @property
-    def optimizers(self) -> dict[str, Optimizer]: ...
-    @property
-    def schedules(self) -> dict[str, Schedule]: ...
-
-    # What the user may write
-
-    def configure_models(self) -> None: ...
-    def configure_optimizers(self) -> None: ...
     def configure_data(self) -> tuple[Any, Any]: ...
-    def setup(self) -> None: ...
-    def stop(self, reason: str = ...) -> None: ...
     def prepare_batch(self, batch: Any) -> Any: ...
     def split_batch(self, batch: Any) -> tuple[Any, Any]: ...
     def forward(self, inputs: Any) -> Any: ...
@@ -178,25 +146,12 @@ class Program(Protocol):
     # What the interface is
 
     _message_names: MessageNames
-
-    @property
-    def _plateau_metric(self) -> str | None:
-        """The metric of ReduceLROnPlateau; None if the user has to name it."""
-
-    @property
-    def _interface(self) -> str:
-        """The interface that the user has chosen, for the manifest."""
-
-    @property
-    def _step_methods(self) -> tuple[str, ...]:
-        """The methods of users that the fingerprint describes."""
+    _interface: str  # that the user has chosen, for the manifest
+    _step_methods: tuple[str, ...]  # methods of users that the fingerprint describes
+    _plateau_metric: str | None  # of ReduceLROnPlateau; None if the user has to name it
 
     @property
     def _has_default_step(self) -> bool: ...
-    @property
-    def _builds_models(self) -> bool:
-        """Whether the trainer makes its models, with the seed of the run."""
-
     @property
     def _other_optimizers(self) -> Iterable[Optimizer]:
         """Optimizers that the user steps by hand, which are no components of this trainer."""
@@ -204,6 +159,10 @@ class Program(Protocol):
     @property
     def _planned_limits(self) -> Limits:
         """How far the run is to go, as far as that is known."""
+
+    @property
+    def _defers_signals(self) -> bool:
+        """Whether a signal has to wait, since a resumed run would not repeat the present work."""
 
     def _describe_more(self) -> dict[str, Any]:
         """Return further entries of the fingerprint, besides components and data."""
@@ -225,11 +184,18 @@ class Program(Protocol):
     def _adopt_replaced(self) -> None:
         """Use models and optimizers that a hook has assigned in place of others, or refuse them."""
 
+    def _watch_steps(self) -> Any:
+        """Return the context that checks the steps of an epoch, with the methods of `StepWatch`; None
+        for the default steps."""
+
     def _train_epoch(self) -> None:
         """Train one epoch; an interface adds the events of its document around it."""
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs."""
+
+    def _check_trained(self) -> None:
+        """Check after the first epoch that every optimizer has trained something."""
 
     def _eval_mode(self) -> AbstractContextManager[None]:
         """Context with the models in eval mode; every module gets its previous mode back."""
@@ -237,21 +203,8 @@ class Program(Protocol):
     def _eval_without_samples(self, batch: Any) -> None:
         """Run an evaluation step for its collectives only; `batch` is another process's."""
 
-    @property
-    def _defers_signals(self) -> bool:
-        """Whether a signal has to wait, since a resumed run would not repeat the present work."""
-
     def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
         """Load the saved state of the user's trainer; return lines about what does not fit."""
-
-    # What it checks
-
-    def _watch_steps(self) -> Any:
-        """Return the context that checks the steps of an epoch, with the methods of `StepWatch`; None
-        for the default steps."""
-
-    def _check_trained(self) -> None:
-        """Check after the first epoch that every optimizer has trained something."""
 
 
 def users_trainer(program: Program) -> OwnState:

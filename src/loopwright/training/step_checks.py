@@ -23,8 +23,8 @@ from .own_steps import (
 from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..metrics.result import StepResult
-    from .program import Program
     from .run import TrainingRun
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class StepWatch:
     """Checks each step of an epoch by the counters of updates; plain steps are updates, too
     (`own_steps`)."""
 
-    def __init__(self, trainer: Program, schedules: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, trainer: Trainer, schedules: Mapping[str, Any] | None = None) -> None:
         self.trainer = trainer
         self._names = trainer._message_names
         self._updates = trainer.run.updates
@@ -262,7 +262,7 @@ def check_skipped(run: TrainingRun) -> None:
     run.say(f"{text[0].upper()}{text[1:]}.")
 
 
-def refuse_update(trainer: Program, loss: Any, count: Any = None) -> None:
+def refuse_update(trainer: Trainer, loss: Any, count: Any = None) -> None:
     """Raise for an update in an evaluation, or with a value that is not a loss."""
     names = trainer._message_names
     if trainer.run.metrics.is_evaluating:

@@ -59,7 +59,7 @@ def _train(
     batch_size: int | None,
     origin: Origin,
 ) -> History:
-    settle_seed(run.program)
+    settle_seed(run)
     if data is None:
         data, configured = run.program.configure_data()
         eval_data = configured if eval_data is None else eval_data

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,6 @@ from ..data.random import all_preserved
 from ..errors import ConfigurationError, check_number
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
-from ..training.program import Program
 from .trial import (
     TrialWatch,
     fresh_run,
@@ -31,6 +30,10 @@ from .trial import (
     train_for_a_while,
     usable,
 )
+
+if TYPE_CHECKING:
+    from ..callback import Trainer
+
 
 SMOOTHING = 0.9
 STOP_FACTOR = 4  # a smoothed loss that is this many times the lowest ends a scan
@@ -111,7 +114,7 @@ class LearningRateScan:
 
 
 def find_learning_rate(
-    trainer: Program,
+    trainer: Trainer,
     data: Any = None,
     *,
     lowest: float = 1e-7,
@@ -178,11 +181,11 @@ class _Growth(Callback):
         self._meter = Meter()
         self._groups: list[tuple[dict[str, Any], float]] = []
 
-    def on_train_start(self, trainer: Program) -> None:
+    def on_train_start(self, trainer: Trainer) -> None:
         self._groups = _groups_of(trainer, self._optimizer)
         self._set(self.rates[0])
 
-    def on_train_step_end(self, trainer: Program, batch: Any, result: StepResult) -> None:
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         if result.loss is None:
             raise ConfigurationError(
                 "scan-without-loss",
@@ -190,7 +193,7 @@ class _Growth(Callback):
             )
         self._meter.add(result)
 
-    def on_update_end(self, trainer: Program) -> None:
+    def on_update_end(self, trainer: Trainer) -> None:
         loss = self._meter.compute(trainer.runtime.sum_table)["loss"]
         self._meter = Meter()
         if not math.isfinite(loss):
@@ -215,7 +218,7 @@ class _Growth(Callback):
                 group["lr"] = rate * share
 
 
-def _groups_of(trainer: Program, name: str | None) -> list[tuple[dict[str, Any], float]]:
+def _groups_of(trainer: Trainer, name: str | None) -> list[tuple[dict[str, Any], float]]:
     """Return the parameter groups that are scanned, each with its rate divided by the largest."""
     if name is None and len(trainer.optimizers) > 1:
         raise ConfigurationError(
@@ -299,7 +302,7 @@ class BatchSizeScan:
 
 
 def find_batch_size(
-    trainer: Program,
+    trainer: Trainer,
     data: Any,
     *,
     start: int = 1,
@@ -386,7 +389,7 @@ def _foreseen(trials: Sequence[Trial], size: int, memory: int | None) -> Trial |
     return Trial(size, False, memory=need, reason=reason) if need > memory else None
 
 
-def _try(trainer: Program, data: Any, watch: TrialWatch, memory: int | None) -> Trial:
+def _try(trainer: Trainer, data: Any, watch: TrialWatch, memory: int | None) -> Trial:
     """Train a few updates with batches of the watch's size."""
     size = watch.size
     trainer.callbacks[-1] = watch

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,13 @@ from ..initializers import Initializer
 from ..metrics.progress import Limits
 from ..metrics.result import StepResult
 from ..training.compiled import wait_for
-from ..training.program import Program
 from ..training.restore import Keeper
 from ..training.run import TrainingRun
 from ..training.train_call import run_training
+
+if TYPE_CHECKING:
+    from ..callback import Trainer
+
 
 ESSENTIAL = (Initializer, Freeze)  # callbacks that decide what is trained, and from which weights
 # the part of the free memory that is used: the operating system kills processes that use all of it
@@ -40,7 +43,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 @contextmanager
-def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[Keeper]:
+def fresh_run(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[Keeper]:
     """Context in which the trainer has a fresh run, with its weights; its state is restored
     afterwards.
 
@@ -68,7 +71,7 @@ def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[Keepe
             keeper.restore()
 
 
-def use_run(trainer: Program, run: TrainingRun, compiled: str | None) -> None:
+def use_run(trainer: Trainer, run: TrainingRun, compiled: str | None) -> None:
     """Let the trainer train another run, with the components and the runtime of that run."""
     trainer.run = run
     trainer._components = run.components
@@ -76,14 +79,14 @@ def use_run(trainer: Program, run: TrainingRun, compiled: str | None) -> None:
     trainer.compile_mode = compiled
 
 
-def start_again(trainer: Program) -> None:
+def start_again(trainer: Trainer) -> None:
     """Give the trainer a fresh run; weights and optimizers are not changed."""
     use_run(trainer, trainer.run.fresh(), trainer.compile_mode)
     trainer.run.bind(trainer.callbacks)
 
 
 def train_for_a_while(
-    trainer: Program, data: Any, num_updates: int, batch_size: int | None
+    trainer: Trainer, data: Any, num_updates: int, batch_size: int | None
 ) -> None:
     """Train a number of updates in a fresh run; restore the position of data that has one."""
     with kept_position(trainer, data, batch_size):
@@ -98,7 +101,7 @@ def train_for_a_while(
 
 
 @contextmanager
-def kept_position(trainer: Program, data: Any, batch_size: int | None) -> Iterator[Stream]:
+def kept_position(trainer: Trainer, data: Any, batch_size: int | None) -> Iterator[Stream]:
     """Context after which data that has a position is where it was; gives the stream that was
     opened to know it."""
     stream = data if isinstance(data, Stream) else trainer._open(data, batch_size, shuffle=True)
@@ -212,21 +215,21 @@ class TrialWatch(Callback):
     def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
         return LimitedStream(stream, self._num_full) if is_training else stream
 
-    def on_train_start(self, trainer: Program) -> None:
+    def on_train_start(self, trainer: Trainer) -> None:
         if trainer.runtime.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(trainer.runtime.device)
 
-    def on_train_step_start(self, trainer: Program, batch: Any) -> None:
+    def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
         if trainer.runtime.device.type == "cpu" and self._saved is None:
             self._saved = SavedBytes(trainer.modules.values())
             self._counting.enter_context(self._saved)
         wait_for(trainer.runtime.device)
         self._started = perf_counter()
 
-    def on_train_step_end(self, trainer: Program, batch: Any, result: StepResult) -> None:
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         self._counting.close()
 
-    def on_update_end(self, trainer: Program) -> None:
+    def on_update_end(self, trainer: Trainer) -> None:
         device = trainer.runtime.device
         wait_for(device)
         self._times.append(perf_counter() - self._started)
@@ -235,5 +238,5 @@ class TrialWatch(Callback):
         elif device.type == "cuda":
             self.memory = torch.cuda.max_memory_allocated(device)
 
-    def on_exception(self, trainer: Program, error: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         self._counting.close()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from math import sqrt
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,11 +32,14 @@ from ..metrics.progress import Limits
 from ..runtime.fsdp import blocks_of
 from ..training.callback_schedulers import set_hyperparameters
 from ..training.compiled import CompiledStep, wait_for
-from ..training.program import Program
 from ..training.restore import Keeper
 from ..training.run import TrainingRun
 from ..training.train_call import run_training
 from .trial import TrialWatch, fresh_run, is_out_of_memory, kept_position, let_go, usable, use_run
+
+if TYPE_CHECKING:
+    from ..callback import Trainer
+
 
 NUM_TURNS = 5
 WARM_UP = 2  # updates that are not timed at the start of a turn, and two more for each worker
@@ -287,7 +290,7 @@ class TunedData:
         return DataLoader(samples, **options), None
 
 
-def present_settings(trainer: Program, data: TunedData) -> Settings:
+def present_settings(trainer: Trainer, data: TunedData) -> Settings:
     """The settings of a trainer and its data as they are."""
     return Settings(
         workers=data.workers,
@@ -302,7 +305,7 @@ def present_settings(trainer: Program, data: TunedData) -> Settings:
     )
 
 
-def values_to_try(trainer: Program, data: TunedData, name: str) -> tuple[list[Any], str]:
+def values_to_try(trainer: Trainer, data: TunedData, name: str) -> tuple[list[Any], str]:
     """The values of a setting, the present one among them; and why there is nothing to try, where
     there is no other."""
     device = trainer.runtime.device.type
@@ -335,7 +338,7 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _images(trainer: Program) -> Iterator[torch.Tensor]:
+def _images(trainer: Trainer) -> Iterator[torch.Tensor]:
     """The weights and buffers of four dimensions, of which `channels_last` changes the order in
     memory."""
     for module in trainer.modules.values():
@@ -353,7 +356,7 @@ class Arrangement:
         data: The data, which is varied as the settings say.
     """
 
-    def __init__(self, trainer: Program, settings: Settings, data: TunedData) -> None:
+    def __init__(self, trainer: Trainer, settings: Settings, data: TunedData) -> None:
         self._trainer = trainer
         self.settings = settings
         self.data, self.batch_size = data.varied(settings)
@@ -440,7 +443,7 @@ class Stopwatch(Callback):
         self._num_timed = num_timed
         self._num_updates = -num_warm
 
-    def on_update_end(self, trainer: Program) -> None:
+    def on_update_end(self, trainer: Trainer) -> None:
         self._num_updates += 1
         if self._num_updates == 0:  # compiled, and the queues of workers are full
             wait_for(trainer.runtime.device)
@@ -477,7 +480,7 @@ class Tuner:
 
     def __init__(
         self,
-        trainer: Program,
+        trainer: Trainer,
         data: Any,
         *,
         batch_size: int | None = None,
