@@ -145,10 +145,6 @@ def check_trainable(components: Components) -> None:
         )
 
 
-def check_accumulation(number: Any, name: str = "accumulate") -> None:
-    check_number(name, number, least=1, of="batches per update")
-
-
 def check_class(trainer: object, base: type) -> None:
     """Refuse hooks of a subclass that would never be called, and methods of other frameworks."""
     check_hooks(trainer, TrainerHooks, allow_other=True)
@@ -160,7 +156,7 @@ def check_class(trainer: object, base: type) -> None:
 
 def check_settings(accumulate: int, clip_norm: float | None, clip_value: float | None) -> None:
     """Refuse numbers that cannot be meant."""
-    check_accumulation(accumulate)
+    check_number("accumulate", accumulate, least=1, of="batches per update")
     check_clipping("clip_norm", clip_norm)
     check_clipping("clip_value", clip_value)
 
@@ -178,56 +174,47 @@ def check_optimizers(components: Components, *, accumulates: bool) -> None:
     accepts; parameters of none of the models; and, with accumulation, a parameter of two
     optimizers, since its `grad` holds one sum only.
     """
-    owners: dict[int, str] = {}
+    names = {
+        param: f"{model}.{name}"
+        for model, module in components.modules.items()
+        for name, param in module.named_parameters()
+    }
+    owners: dict[nn.Parameter, str] = {}
     for name, optimizer in components.optimizers.items():
-        _check_options(name, optimizer)
-        check_owners(components.modules, {name: optimizer})
-        for param in set(params_of(optimizer)) if accumulates else ():
-            other = owners.setdefault(id(param), name)
+        for group in optimizer.param_groups:
+            _check_options(name, group)
+        params = params_of(optimizer)
+        strangers = [param for param in params if param not in names]
+        if strangers:
+            raise ConfigurationError(
+                "foreign-parameters",
+                f"Optimizer {name!r} holds {len(strangers)} of {len(params)} parameters that "
+                f"belong to none of the models ({', '.join(components.modules)}): build it from "
+                "the parameters of the model that the trainer has, or pass it as a factory such as "
+                "`partial(torch.optim.Adam, lr=1e-3)`. After `trainer.model = ...` assign an "
+                f"optimizer of the new model too: `trainer.{name} = ...`.",
+            )
+        for param in params if accumulates else ():
+            other = owners.setdefault(param, name)
             if other != name:
                 raise ConfigurationError(
                     "shared-parameter",
-                    f"The parameter {_name_of(param, components.modules)!r} belongs to two "
-                    f"optimizers, {other!r} and {name!r}. With gradient accumulation, gradients of "
-                    "one loss would be added to those of the other. Give the parameter to only one "
-                    "of them, or do not accumulate.",
+                    f"The parameter {names[param]!r} belongs to two optimizers, {other!r} and "
+                    f"{name!r}. With gradient accumulation, gradients of one loss would be added "
+                    "to those of the other. Give the parameter to only one of them, or do not "
+                    "accumulate.",
                 )
 
 
-def _name_of(param: nn.Parameter, modules: Mapping[str, nn.Module]) -> str:
-    for name, module in modules.items():
-        for key, own in module.named_parameters():
-            if own is param:
-                return f"{name}.{key}"
-    return "?"
-
-
-def _check_options(name: str, optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
-        for key, value in group.items():
-            is_nan = isinstance(value, float) and isnan(value)
-            # None is the rate of an optimizer that chooses its own, as Adafactor of transformers
-            if is_nan or (key == "lr" and not 0 <= float(value or 0.0) < inf):
-                raise ConfigurationError(
-                    "optimizer-option",
-                    f"Optimizer {name!r} has {key}={float(value)}: use a finite number"
-                    f"{', 0 or more' if key == 'lr' else ''}.",
-                )
-
-
-def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse an optimizer whose parameters belong to none of the models."""
-    owned = {param for module in modules.values() for param in module.parameters()}
-    for name, optimizer in optimizers.items():
-        params = params_of(optimizer)
-        if strangers := sum(param not in owned for param in params):
+def _check_options(name: str, group: Mapping[str, Any]) -> None:
+    for key, value in group.items():
+        is_nan = isinstance(value, float) and isnan(value)
+        # None is the rate of an optimizer that chooses its own, as Adafactor of transformers
+        if is_nan or (key == "lr" and not 0 <= float(value or 0.0) < inf):
             raise ConfigurationError(
-                "foreign-parameters",
-                f"Optimizer {name!r} holds {strangers} of {len(params)} parameters that belong to "
-                f"none of the models ({', '.join(modules)}): build it from the parameters of the "
-                "model that the trainer has, or pass it as a factory such as "
-                "`partial(torch.optim.Adam, lr=1e-3)`. After `trainer.model = ...` assign an "
-                f"optimizer of the new model too: `trainer.{name} = ...`.",
+                "optimizer-option",
+                f"Optimizer {name!r} has {key}={float(value)}: use a finite number; a learning "
+                "rate is 0 or more.",
             )
 
 
@@ -244,17 +231,13 @@ def check_reached(params: Sequence[nn.Parameter], name: str) -> None:
 
 def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> None:
     """Refuse the default step without a model named `model`."""
-    if hasattr(trainer, "model"):
-        return
-    if not models:
+    if not hasattr(trainer, "model"):
         raise ConfigurationError(
-            "no-model", "Trainer has no model: pass `model=` or override `configure_models`."
+            "no-model",
+            "The default `train_step` and `eval_step` use `self.model`, and the trainer's models "
+            f"are: {', '.join(models) or 'none'}. Pass `model=`, assign it in `configure_models`, "
+            "or override the steps or `forward`.",
         )
-    raise ConfigurationError(
-        "no-default-model",
-        "The default `train_step` and `eval_step` use `self.model`, but the models are "
-        f"{', '.join(models)}: override `train_step` and `eval_step`, or `forward`.",
-    )
 
 
 def check_default_optimizers(
@@ -279,15 +262,15 @@ def check_default_optimizers(
 
 def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:
     """Refuse a loss with reduction "sum" if losses of several parts of a batch are averaged."""
-    if isinstance(loss_fn, nn.Module) and getattr(loss_fn, "reduction", None) == "sum":
-        parts = f"accumulate={accumulate}" if accumulate > 1 else f"{num_processes} processes"
-        if accumulate > 1 or num_processes > 1:
-            raise ConfigurationError(
-                "summed-loss",
-                f'{type(loss_fn).__name__}(reduction="sum") with {parts}: the losses of the parts of a batch are '
-                'averaged, so the result would not be the loss of the whole batch. Use reduction="mean", or override '
-                "`compute_loss` and return (sum, count).",
-            )
+    is_sum = isinstance(loss_fn, nn.Module) and getattr(loss_fn, "reduction", None) == "sum"
+    if is_sum and (accumulate > 1 or num_processes > 1):
+        raise ConfigurationError(
+            "summed-loss",
+            f'{type(loss_fn).__name__}(reduction="sum") with accumulate={accumulate} and '
+            f"{num_processes} processes: the losses of the parts of a batch are averaged, so the "
+            'result would not be the loss of the whole batch. Use reduction="mean", or override '
+            "`compute_loss` and return (sum, count).",
+        )
 
 
 def check_label(name: Any, tags: Any, config: Any) -> RunFacts:

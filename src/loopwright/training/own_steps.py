@@ -134,8 +134,8 @@ class OwnSteps:
                 # those that `update` trains have gradients of another optimizer's loss
                 if update.name in self._taken or update.calls:
                     update.zero()
-        if self.schedulers.due:
-            self.schedulers.follow_all()
+        for update in list(self.schedulers.due.values()):
+            self.schedulers.follow(update)
         if self.num_steps and self.run.files.run_dir is not None and not self.has_stages:
             self._note_left()
         if self._updates != list(self.run.updates.by_name.values()):
@@ -157,8 +157,6 @@ class OwnSteps:
             self._watch_steps(update)
             if self.run.runtime.averages_gradients and not self.has_stages:
                 self._watch_gradients(update)
-            if self.run.files.run_dir is not None and not self.has_stages:
-                self._watch_zeroing(update)
         if self.num_steps:
             self._watch_updates()
 
@@ -200,20 +198,6 @@ class OwnSteps:
                 register: Any = param.register_post_accumulate_grad_hook
                 self._watches.callback(register(reach).remove)
 
-    def _watch_zeroing(self, update: OptimizerUpdate) -> None:
-        """Notice that gradients of earlier steps are zeroed, which may happen in place."""
-        attributes = vars(update.optimizer)
-        before = {name: own for name, own in attributes.items() if name == "zero_grad"}
-        zero_grad = update.optimizer.zero_grad
-
-        def zero(*args: Any, **options: Any) -> None:
-            self._left.pop(update.name, None)
-            zero_grad(*args, **options)
-
-        attributes["zero_grad"] = zero
-        self._watches.callback(attributes.update, before)
-        self._watches.callback(attributes.pop, "zero_grad", None)
-
     def _watch_updates(self) -> None:
         """Look before each `update` of a program that has plain steps, too."""
         run = self.run
@@ -237,11 +221,10 @@ class OwnSteps:
         self._watches.callback(vars(run.updates).pop, "run_phases", None)
 
     def _average_reached(self) -> None:
-        reached = self._reached
-        self._reached = set()
         for update in self._updates:
-            if update.name in reached:
+            if update.name in self._reached:
                 self._average(update)
+        self._reached = set()
 
     def _average(self, update: OptimizerUpdate) -> None:
         """Average gradients, each process's weighted by its part of the batch.
@@ -509,11 +492,6 @@ class StepSchedulers:
         if update.epoch_schedulers:
             self.note_between([update])
 
-    def follow_all(self) -> None:
-        """Step all schedulers that are due: the user's step is over."""
-        for update in list(self.due.values()):
-            self.follow(update)
-
     def note_between(self, updates: Iterable[OptimizerUpdate]) -> None:
         """Notice schedulers of epochs that the user has stepped, in a step or after the last one."""
         for update in updates:
@@ -582,7 +560,8 @@ def gradients(update: OptimizerUpdate) -> list[Tensor]:
 
 
 def _divide(update: OptimizerUpdate, divisor: Tensor | float) -> None:
-    if found := gradients(update):
+    found = gradients(update)
+    if found:
         foreach_div_(found, divisor)
 
 

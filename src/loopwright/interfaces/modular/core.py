@@ -24,13 +24,12 @@ from ...callbacks.checkpoints import Checkpoints
 from ...checkpoint.manifest import check_inside
 from ...data.containers import map_tensors
 from ...data.open import Stream
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, check_number
 from ...metrics.progress import Limits, Progress
 from ...metrics.result import StepResult
 from ...optim.build import Schedule, build_schedule
 from ...runtime.base import is_meta
 from ...training.components import (
-    check_accumulation,
     check_clipping,
     found_on,
     is_trained,
@@ -131,7 +130,12 @@ class ModularCore(InterfaceCore):
 
     def __init__(self, interface: DreamTrainer, config: DreamTrainerConfig) -> None:
         check_clipping("gradient_clip_val", config.gradient_clip_val)
-        check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
+        check_number(
+            "gradient_accumulation_steps",
+            config.gradient_accumulation_steps,
+            least=1,
+            of="batches per update",
+        )
         own, core = sort_callbacks(config.callbacks, NAMES)
         self.interface = interface
         self.overrides = interface._overrides
