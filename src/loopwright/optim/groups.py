@@ -139,7 +139,7 @@ def find_parts(models: Mapping[str, nn.Module], parts: Iterable[str | nn.Module]
         else:
             raise ConfigurationError(
                 "foreign-module",
-                f"{label_of(part)} is not part of {', '.join(models)}: pass a module of the model "
+                f"{type(part).__name__} is not part of {', '.join(models)}: pass a module of the model "
                 "that is trained.",
             )
         for root in roots:
@@ -200,8 +200,3 @@ def _named(
 def _all_modules(models: Mapping[str, nn.Module]) -> Iterator[nn.Module]:
     for model in models.values():
         yield from model.modules()
-
-
-def label_of(part: str | nn.Module) -> str:
-    """Return the text for a part in messages."""
-    return repr(part) if isinstance(part, str) else type(part).__name__

@@ -134,8 +134,9 @@ class OwnSteps:
                 # those that `update` trains have gradients of another optimizer's loss
                 if update.name in self._taken or update.calls:
                     update.zero()
-        for update in list(self.schedulers.due.values()):
-            self.schedulers.follow(update)
+        if self.schedulers.due:
+            for update in list(self.schedulers.due.values()):
+                self.schedulers.follow(update)
         if self.num_steps and self.run.files.run_dir is not None and not self.has_stages:
             self._note_left()
         if self._updates != list(self.run.updates.by_name.values()):
@@ -157,6 +158,8 @@ class OwnSteps:
             self._watch_steps(update)
             if self.run.runtime.averages_gradients and not self.has_stages:
                 self._watch_gradients(update)
+            if self.run.files.run_dir is not None and not self.has_stages:
+                self._watch_zeroing(update)
         if self.num_steps:
             self._watch_updates()
 
@@ -197,6 +200,20 @@ class OwnSteps:
             if param.requires_grad:
                 register: Any = param.register_post_accumulate_grad_hook
                 self._watches.callback(register(reach).remove)
+
+    def _watch_zeroing(self, update: OptimizerUpdate) -> None:
+        """Notice that gradients of earlier steps are zeroed, which may happen in place."""
+        attributes = vars(update.optimizer)
+        before = {name: own for name, own in attributes.items() if name == "zero_grad"}
+        zero_grad = update.optimizer.zero_grad
+
+        def zero(*args: Any, **options: Any) -> None:
+            self._left.pop(update.name, None)
+            zero_grad(*args, **options)
+
+        attributes["zero_grad"] = zero
+        self._watches.callback(attributes.update, before)
+        self._watches.callback(attributes.pop, "zero_grad", None)
 
     def _watch_updates(self) -> None:
         """Look before each `update` of a program that has plain steps, too."""
