@@ -607,10 +607,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
 
     @property
     def _has_default_step(self) -> bool:
-        has_own_update = type(self).update is not Trainer.update
-        return not has_own_update and (
-            getattr(self.train_step, "__func__", None) is Trainer.train_step
-        )
+        return getattr(self.train_step, "__func__", None) is Trainer.train_step
 
     @property
     def _builds_models(self) -> bool:

@@ -63,6 +63,14 @@ def test_saving_refuses_a_file(tmp_path: Path, mistake: Any) -> None:
     assert content(tmp_path) == {"best_model.pt": b"weights of another library"}
 
 
+def test_saving_refuses_the_folder_that_the_program_runs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with raises("path-is-current-folder"):
+        build().save(".")
+
+
 def test_saving_replaces_a_checkpoint_and_fills_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     for _ in range(2):

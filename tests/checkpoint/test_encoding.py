@@ -174,6 +174,7 @@ def test_a_tree_that_contains_itself_is_refused():
     [
         {"$unknown": 1},
         {"$tuple": 5},
+        {"$tuple": [], "$dict": []},
         {"$tensor": "absent"},
         {"$tensor": ["t"]},
         {"$tensor": "t", "as": "load"},

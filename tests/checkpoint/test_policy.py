@@ -43,6 +43,11 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong):
         ResumePolicy(**wrong)
 
 
+def test_an_unknown_mode_is_refused():
+    with raises("unknown-mode"):
+        KeepPolicy("loss", "lowest")
+
+
 def test_of_equals_the_earlier_ranks_first():
     policy = KeepPolicy("loss")
     later, earlier = Candidate("b", 1.0, 20), Candidate("a", 1.0, 10)

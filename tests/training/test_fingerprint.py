@@ -183,7 +183,7 @@ def weighted(weight: float) -> Any:
 
 
 MODE = "a"
-STARTED = PROCESS = FOLDER = NAME = None
+STARTED = PID = FOLDER = NAME = None
 
 
 def by_mode(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def by_mode(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def by_moment(outputs: Tensor, targets: Tensor) -> Tensor:
-    assert all((STARTED, PROCESS, FOLDER, NAME))
+    assert all((STARTED, PID, FOLDER, NAME))
     return F.cross_entropy(outputs, targets)
 
 
@@ -217,6 +217,12 @@ def test_another_value_that_a_loss_closes_over_is_noticed(
     train(tmp_path, 2, loss_fn=closing_over(before))
 
 
+def test_a_number_that_happens_to_be_that_of_the_process_is_compared(tmp_path: Path) -> None:
+    train(tmp_path, loss_fn=closing_over(os.getpid()))
+    fingerprint = RunManifest.read(tmp_path / "run.json").fingerprint
+    assert fingerprint["loss.value"] == os.getpid()
+
+
 def test_another_text_in_a_global_variable_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +239,7 @@ def test_times_process_numbers_and_temporary_paths_of_each_start_are_no_change(
         folder = tempfile.mkdtemp()
         started = time.time()
         name = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        globals().update(STARTED=started, PROCESS=os.getpid(), FOLDER=folder, NAME=name)
+        globals().update(STARTED=started, PID=os.getpid(), FOLDER=folder, NAME=name)
         train(tmp_path / "run", 2 if (tmp_path / "run").exists() else 1, loss_fn=by_moment)
 
     for _ in range(2):

@@ -196,6 +196,7 @@ def new_token() -> str:
 def shared_staging(destination: Path, token: str, rank: int) -> Path:
     """Where the processes of a group put their parts: the same place in all of them, another one
     each time."""
+    assert token, "processes that write together need a token: see `new_token`"
     _rounds[destination, token, rank] += 1
     return destination.with_name(
         f".{destination.name}.group-{token}-{_rounds[destination, token, rank]}"

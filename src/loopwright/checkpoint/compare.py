@@ -80,7 +80,7 @@ def _entries(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
     """The values of a tree by path; a list of numbers is one value."""
     if isinstance(tree, list | tuple) and not {*map(type, tree)} <= ATOMS:
         tree = dict(enumerate(tree))
-    if not isinstance(tree, Mapping):
+    if not isinstance(tree, Mapping) or not tree:
         yield path, tree
         return
     for key, item in tree.items():
@@ -92,7 +92,7 @@ def _compare(path: str, first: Tree, second: Tree) -> Difference | None:
     ours = _as_tensor(first)
     theirs = _as_tensor(second)
     if not is_one_kind or ours is None or theirs is None:
-        is_same = is_one_kind and repr(first) == repr(second)  # tells -0.0, and NaN equals itself
+        is_same = is_one_kind and _exact(first) == _exact(second)
         return None if is_same else Difference(path, f"{_brief(first)} / {_brief(second)}")
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return Difference(path, f"{_brief(first)} / {_brief(second)}")
@@ -101,6 +101,12 @@ def _compare(path: str, first: Tree, second: Tree) -> Difference | None:
         return None
     what = f"{_brief(first)}: {count} of {ours.numel()} values differ"
     return Difference(path, f"{what}, max abs difference {largest:.6g}", largest)
+
+
+def _exact(value: Tree) -> Tree:
+    """What two equal values have in common, and no others: -0.0 is not 0.0, and NaN equals itself."""
+    is_array = isinstance(value, np.ndarray)
+    return (value.dtype, value.shape, value.tobytes()) if is_array else repr(value)
 
 
 def _as_tensor(value: Tree) -> Tensor | None:

@@ -209,6 +209,12 @@ MALFORMED = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError),
     *(TypeError, ValueError, struct.error),
 )
+BESIDE = {  # the keys that a value may have beside its marker
+    "$tensor": ("as",),
+    "$array": ("dtype", "shape"),
+    "$scalar": ("dtype",),
+    "$state_dict": ("metadata",),
+}
 FLOATS = ("nan", "inf", "-inf", "-0.0")
 
 
@@ -252,7 +258,7 @@ class _Decoder:
             ) from None
 
     def marked(self, marker: str, value: Json, entry: dict[str, Json]) -> Tree:
-        match marker:
+        match marker if entry.keys() <= {marker, *BESIDE.get(marker, ())} else None:
             case "$tensor":
                 return self.get_tensor(value, entry.get("as"))
             case "$array":
@@ -290,7 +296,7 @@ class _Decoder:
                 return torch.device(text_of(value))
         raise CheckpointError(
             "unknown-state-marker",
-            f"The saved state holds {marker}, which this version cannot read: upgrade "
+            f"The saved state holds {sorted(entry)[:4]}, which this version cannot read: upgrade "
             "Loopwright, or use another checkpoint.",
         )
 

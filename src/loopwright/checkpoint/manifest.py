@@ -335,6 +335,11 @@ def check_directory(path: str | os.PathLike[str], what: str = "path") -> None:
             f"{destination} is a file, but a checkpoint is a directory: move the file, or choose "
             f"another {what}.",
         )
+    if destination.samefile(Path.cwd()):  # which a checkpoint would take from under the program
+        raise ConfigurationError(
+            "path-is-current-folder",
+            f"{what}={str(path)!r} is the current folder: name a folder inside it.",
+        )
     if foreign := foreign_names(destination):
         raise ConfigurationError(
             "foreign-files",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .._torch_compat import are_finite
-from ..errors import check_number
+from ..errors import ConfigurationError, check_number
 from ..metrics.best import Mode, ranked
 from ..trees import leaves
 
@@ -101,6 +101,10 @@ class KeepPolicy:
     keep: int = 1
 
     def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ConfigurationError(
+                "unknown-mode", f"KeepPolicy(mode={self.mode!r}): use 'min' or 'max'."
+            )
         check_number("BestModel(keep", self.keep, least=1)
 
     def ranked(self, candidates: Iterable[C]) -> list[C]:

@@ -55,7 +55,8 @@ def plain_tensor(tensor: Tensor, path: str) -> Tensor:
         raise refusal(path, tensor, "run one batch through the lazy module before saving")
     is_wrapper = hasattr(type(tensor), "__tensor_flatten__")
     if is_wrapper or tensor.layout is not torch.strided or tensor.is_quantized:
-        raise refusal(path, tensor, "return a plain, dense tensor", f"a {tensor.layout} tensor")
+        what = f"a {tensor.layout} tensor of {tensor.dtype}"
+        raise refusal(path, tensor, "return a plain, dense tensor", what)
     if tensor.is_meta:
         raise refusal(path, tensor, "materialise it first", "a tensor on the meta device")
     return tensor.detach()
@@ -284,13 +285,16 @@ class StoredFiles:
         self.directory = directory
         self._open: dict[str, Any] = {}
 
-    def read(self, shard: StoredShard, region: Box) -> Tensor:
-        """A region of one entry, mapped: to be copied, since it changes if the file does."""
+    def read(self, shard: StoredShard, region: Box | None = None) -> Tensor:
+        """A region of one entry, or all, mapped: to be copied, since it changes if the file does."""
         path = self.directory / shard.file
         try:
             if shard.file not in self._open:
                 self._open[shard.file] = open_tensors(path)
-            return self._open[shard.file].get_slice(shard.name)[region.slices]  # type: ignore[no-any-return]
+            file = self._open[shard.file]
+            if region is None:
+                return file.get_tensor(shard.name)  # type: ignore[no-any-return]
+            return file.get_slice(shard.name)[region.slices]  # type: ignore[no-any-return]
         except Exception as error:  # the reader has no common error type, and the file is untrusted
             raise CheckpointError(
                 "not-safetensors", f"{path} cannot be read as safetensors: {error}"
@@ -352,14 +356,18 @@ class StoredTensor:
 
     def copied(self, box: Box | None = None) -> Tensor:
         """A region of it, or all, where no signal handler runs."""
-        box = box or whole(tuple(self.shape))
-        if self._is_pairs:
-            box = Box((*box.offsets, 0), (*box.shape, 2))
-        values = torch.empty(box.shape, dtype=self.stored_dtype)
-        for shard in self.layout.shards:
-            if (shared := shard.box.overlap(box)) is not None:
-                target = values[shared.relative_to(box.offsets).slices]
-                target.copy_(self.files.read(shard, shared.relative_to(shard.box.offsets)))
+        shards = self.layout.shards
+        if box is None and len(shards) == 1:  # as most are: without the arithmetic of regions
+            values = self.files.read(shards[0]).clone()
+        else:
+            box = box or whole(tuple(self.shape))
+            if self._is_pairs:
+                box = Box((*box.offsets, 0), (*box.shape, 2))
+            values = torch.empty(box.shape, dtype=self.stored_dtype)
+            for shard in shards:
+                if (shared := shard.box.overlap(box)) is not None:
+                    target = values[shared.relative_to(box.offsets).slices]
+                    target.copy_(self.files.read(shard, shared.relative_to(shard.box.offsets)))
         if self.dtype == self.stored_dtype:
             return values
         return torch.view_as_complex(values) if self._is_pairs else values.view(self.dtype)

@@ -105,7 +105,7 @@ POSITION = frozenset(
 SETTINGS = (bool, int, float, str)
 DAY = 86400.0
 # names of values that say where, not what
-PLACES = frozenset(("training", "device", "rank", "local_rank", "world_size"))
+PLACES = frozenset(("training", "device", "rank", "local_rank", "world_size", "pid"))
 
 
 class NotPlainError(Exception):
@@ -394,20 +394,22 @@ def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[st
 
 
 def _kind_of_this_start(value: float | str) -> str | None:
-    """Return "time", "process number" or "temporary path" for a value of this process."""
-    numbers = [value] if not isinstance(value, str) else map(float, re.findall(r"\d+", value))
+    """Return "time", "process number" or "temporary path" for a value of this process.
+
+    A process number is taken for one in texts only, and with four digits or more: a width of 7 is
+    no process number, even where this process, as in a container, has that one.
+    """
+    numbers = [] if isinstance(value, str) else [value]
     if isinstance(value, str):
         if tempfile.gettempdir() in value:
             return "temporary path"
         if any(time.strftime(form) in value for form in ("%Y-%m-%d", "%Y%m%d", "%Y_%m_%d")):
             return "time"
-    now = time.time()
-    for number in numbers:
-        if number == os.getpid():
+        numbers = [float(digits) for digits in re.findall(r"\d+", value)]
+        if os.getpid() > 999 and os.getpid() in numbers:
             return "process number"
-        if any(0 <= now - number / unit < DAY for unit in (1, 1e3, 1e9)):
-            return "time"
-    return None
+    ages = (time.time() - number / unit for number in numbers for unit in (1, 1e3, 1e9))
+    return "time" if any(0 <= age < DAY for age in ages) else None
 
 
 def _add_code(digest: Any, code: CodeType, doc: str | None = None) -> None:

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ..data.open import Batch
     from .run import TrainingRun
 
+ARRAYS = (Tensor, np.ndarray)
+
 
 def redo_window(
     run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError
@@ -34,11 +37,8 @@ def redo_window(
     """
     largest = max(batch.size for batch in batches)
     while True:
-        if (obstacle := _obstacle(run, batches, largest, error)) is not None:
-            error.add_note(
-                f"Micro-batches cannot help: {obstacle}. Use smaller batches (with "
-                f"`{run.message_names.accumulate}=` for the same effect)."
-            )
+        if (obstacle := _obstacle(run, batches, position, error)) is not None:
+            error.add_note(f"Micro-batches cannot help: {obstacle}.")
             raise error
         traceback.clear_frames(error.__traceback__)  # they hold tensors, and memory is needed
         run.updates.check()
@@ -61,15 +61,23 @@ def redo_window(
 
 
 def _obstacle(
-    run: TrainingRun, batches: Sequence[Batch], largest: int, error: torch.OutOfMemoryError
+    run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError
 ) -> str | None:
+    """Why the window cannot be repeated in smaller micro-batches, and what to do; None if it can."""
+    less = f"use smaller batches (with `{run.message_names.accumulate}=` for the same effect)"
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     if run.window.has_stepped or OptimizerUpdate.finish.__code__ in frames:
-        return "the optimizer step had already begun"
+        return f"the optimizer step had already begun; {less}"
     if any(batch.total is not None for batch in batches):
-        return "one of several processes cannot split its batch on its own"
-    if run.num_micro_batches >= largest:
-        return "memory ran out with a single sample at a time"
+        return f"one of several processes cannot split its batch on its own; {less}"
+    if run.num_micro_batches >= max(batch.size for batch in batches):
+        return (
+            "memory ran out with a single sample at a time; use a smaller model, shorter inputs, "
+            "`precision='bf16'` or activation checkpointing (torch.utils.checkpoint)"
+        )
+    failed = batches[position - 1]
+    if not _has_rows(value := run.program.prepare_batch(failed.value), failed.size):
+        return f"{_no_rows(value, failed.size)}; {less}"
     return None
 
 
@@ -126,9 +134,8 @@ def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
     if not _has_rows(batch, size):
         raise DataError(
             "unsplittable-batch",
-            "Memory ran out, and the batch cannot be split into micro-batches: it is "
-            f"{describe(batch)}, where every tensor needs one row per sample ({size} samples). Use "
-            "smaller batches (with `accumulate=` for the same effect).",
+            f"Memory ran out before, and now {_no_rows(batch, size)}: use smaller batches (with "
+            "`accumulate=` for the same effect).",
         )
     bounds = [size * index // number for index in range(number + 1)]
     return [
@@ -136,25 +143,33 @@ def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
     ]
 
 
+def _no_rows(batch: Any, size: int) -> str:
+    return (
+        f"the batch cannot be split: it is {describe(batch)}, where every tensor and array needs "
+        f"one row per sample ({size} samples)"
+    )
+
+
 def _has_rows(batch: Any, size: int) -> bool:
     """Whether every tensor has one row per sample; numbers and texts may be there besides."""
     values = leaves(batch)
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    others = [value for value in values if not isinstance(value, Tensor)]
-    lengths = {tensor.shape[0] for tensor in tensors if tensor.ndim}
-    return lengths == {size} and all(isinstance(v, int | float | str | None) for v in others)
+    lengths = {value.shape[0] for value in values if isinstance(value, ARRAYS) and value.ndim}
+    others = (value for value in values if not isinstance(value, ARRAYS))
+    return lengths == {size} and all(
+        isinstance(v, int | float | str | bytes | None) for v in others
+    )
 
 
 def _cut(batch: Any, size: int, start: int, stop: int) -> Any:
     """Rows `start` to `stop` of tensors, and of lists of texts or numbers with one per sample."""
 
     def has_rows(value: Any) -> bool:
-        if isinstance(value, Tensor):
+        if isinstance(value, ARRAYS):
             return value.ndim > 0
         return (
             isinstance(value, list | tuple)
             and len(value) == size
-            and not any(isinstance(item, Tensor | dict | list | tuple) for item in value)
+            and not any(isinstance(item, (*ARRAYS, dict, list, tuple)) for item in value)
         )
 
     return map_leaves(

@@ -400,9 +400,11 @@ def find_obstacle(run: TrainingRun) -> str | None:
     compilers = (os.environ.get("CXX") or COMPILERS[0], *COMPILERS)
     if not program._has_default_step:
         return (
-            f"`{run.message_names.step}` is overridden (or `update`), and the compiled step is "
-            "the default one: override `forward` and `compute_loss` instead"
+            f"`{run.message_names.step}` is overridden, and the compiled step is the default one: "
+            "override `forward` and `compute_loss` instead"
         )
+    if not type(program).update.__module__.startswith("loopwright."):
+        return "`update` is overridden"
     if run.runtime.world > 1:
         return "several processes average gradients before the optimizer step"
     if len(names) > 1:
