@@ -172,11 +172,11 @@ def test_a_loss_that_does_not_take_outputs_and_targets(mistake, points):
 STEPS: dict[str, tuple[dict[str, Any], str]] = {
     "`def training_step(self, batch, batch_idx)`": (
         {"training_step": lambda self, batch, batch_idx: None},
-        r"would never be called.*train_step\(self, batch\)",
+        r"would never be called; did you mean train_step\?",
     ),
     "`def validation_step(self, batch, batch_idx)`": (
         {"validation_step": lambda self, batch, batch_idx: None},
-        r"eval_step\(self, batch\)",
+        r"did you mean eval_step\?",
     ),
     "`def train_dataloader(self)`": ({"train_dataloader": lambda self: None}, "configure_data"),
     "`def train_step(self, batch, batch_idx)`": (

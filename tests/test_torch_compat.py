@@ -24,6 +24,7 @@ FOREIGN = ("torch", "torchmetrics")
 ELSEWHERE = {  # private only in spelling, or of packages other than torch
     "_fields",  # a named tuple's, documented
     "_asdict",  # a named tuple's, documented
+    "_replace",  # a named tuple's, documented
     "_exit",  # os._exit, documented
     "_current_frames",  # sys._current_frames, documented
     "_getframe",  # sys._getframe, documented

@@ -178,7 +178,7 @@ def test_an_event_of_ones_own_reaches_those_who_have_it(points: TensorDataset) -
 
     class WithOwnEvent(Trainer):
         def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            self.callback_handler.call_event("verify_train_batch", trainer=self, xb=batch[0])
+            self.callback_handler.call_event("verify_train_batch", self, batch[0])
             return super().calculate_train_batch_loss(batch)
 
     train(build_trainer(kind=WithOwnEvent, callbacks=[TrainerCallback(), Verifying]), points, 1)

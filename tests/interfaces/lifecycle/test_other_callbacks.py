@@ -15,6 +15,7 @@ from loopwright.interfaces.lifecycle import (
     LimitBatchesCallback,
     LimitEvalStepsCallback,
     ModelEmaCallback,
+    PrintMetricsCallback,
     ProgressBarCallback,
     StepBasedEvaluationCallback,
     Trainer,
@@ -159,6 +160,22 @@ def test_the_bar_is_drawn_on_a_terminal_and_removed(
     ):
         assert line in written[0]
     assert Screen().feed(written[0]).text == ""
+
+
+def test_print_metrics_beside_the_defaults_prints_each_metric_once(
+    points: TensorDataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(
+        build_trainer(callbacks=(*DEFAULT_CALLBACKS, PrintMetricsCallback)),
+        points,
+        1,
+        eval_dataset=points,
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines if "_loss_epoch" in line] == [
+        "train_loss_epoch",
+        "eval_loss_epoch",
+    ]
 
 
 def test_a_tracker_gets_every_epoch_of_a_second_run_too(points: TensorDataset) -> None:

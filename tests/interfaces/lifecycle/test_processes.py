@@ -15,6 +15,11 @@ from torchmetrics import MeanMetric
 
 from loopwright import ConfigurationError, NonFiniteLossError
 from loopwright.interfaces.lifecycle import TerminateOnNaNCallback, Trainer, TrainerCallback
+from loopwright.interfaces.lifecycle.utils import (
+    local_process_zero_first,
+    local_process_zero_only,
+    world_process_zero_only,
+)
 
 from ...distributed.ranks import run_ranks
 from ...distributed.scenarios import assert_same, build_data, build_model, poisoned, weights_of
@@ -81,6 +86,9 @@ class GathersToo(TrainerCallback):
         self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any
     ) -> None:
         self.seen.append(trainer.gather(batch[0][:, 0]))
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.seen.append(trainer.gather(torch.empty(0)))
 
 
 def evaluate_all(rank: int, kind: type[Trainer]) -> list[dict[str, Any]]:
@@ -298,3 +306,16 @@ def wrap_loaders(rank: int, evaluates: bool) -> str:
 def test_samples_of_a_loader_in_a_loader_are_not_shared_out_twice() -> None:
     assert run_ranks(wrap_loaders, 2, False) == ["2", "2"]
     assert run_ranks(wrap_loaders, 2, True) == ["loader-wrapped"] * 2
+
+
+def decorated(rank: int) -> list[Any]:
+    Trainer(nn.Linear(1, 1), nn.MSELoss(), None, callbacks=())
+    order: list[Any] = [
+        world_process_zero_only(lambda: "world")(),
+        local_process_zero_only(lambda: "local")(),
+    ]
+    return [*order, local_process_zero_first(lambda: "all")()]
+
+
+def test_decorated_functions_run_where_they_say() -> None:
+    assert run_ranks(decorated, 2) == [["world", "local", "all"], [None, None, "all"]]

@@ -33,13 +33,23 @@ from loopwright.interfaces.lifecycle import (
     TrainerCallback,
     TrainerPlaceholderValues,
     TrainerWithTimmScheduler,
+    WSDCheckpointCallback,
     WSDLrScheduler,
 )
 from loopwright.interfaces.lifecycle.schedulers import _resolve as resolve
+from loopwright.interfaces.lifecycle.utils import (
+    remove_padding,
+)
 from tests.mistakes import raises
 
-from ...loops import build_net
+from ...loops import assert_same_model, build_net
 from .runs import build_trainer, head, train
+
+
+def test_rows_of_padding_are_removed() -> None:
+    rows = torch.tensor([[[0, 1], [1, 2]], [[-1, -1], [-1, -1]], [[-1, 0], [3, 4]]])
+    assert remove_padding(rows, -1).tolist() == [rows[0].tolist(), rows[2].tolist()]
+    assert remove_padding(torch.tensor([3, -1, -1]), -1).tolist() == [3]
 
 
 def test_events_come_with_the_published_keywords(points: TensorDataset) -> None:
@@ -140,6 +150,77 @@ def test_a_run_history_without_prefixes_refuses_metrics_that_need_one(
         train(trainer, points, 1, eval_dataset=points)
 
 
+def test_a_continued_wsd_begins_anew_over_its_own_updates() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    first = WSDLrScheduler(optimizer, total_steps=100, num_warmup_steps=10, decay_phase_ratio=0.2)
+    for _ in range(80):
+        first.step()
+    second = WSDLrScheduler(optimizer, total_steps=50, is_continuation_from_checkpoint=True)
+    second.load_state_dict(first.state_dict())
+    assert (second.total_steps, second.decay_phase_ratio, second.get_current_step()) == (
+        50,
+        0.2,
+        -1,
+    )
+    rates = []
+    for _ in range(50):
+        second.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[:40] == [1.0] * 40
+    assert rates[40] < 1.0
+    third = WSDLrScheduler(optimizer, total_steps=50, is_continuation_from_checkpoint=True)
+    third.load_state_dict(second.state_dict())  # the same run, resumed
+    assert third.get_current_step() == 49
+
+
+def test_models_are_saved_around_each_decay(points: TensorDataset, tmp_path: Path) -> None:
+    factory = WSDLrScheduler.create_scheduler_fn(
+        num_warmup_epochs=1, num_checkpoints=2, decay_phase_ratio=0.2
+    )
+    callback = WSDCheckpointCallback(tmp_path)
+    options: dict[str, Any] = {"create_scheduler_fn": factory, "gradient_accumulation_steps": 2}
+    trainer = train(build_trainer(callbacks=[callback]), points, 10, **options)
+    assert trainer.scheduler.get_checkpoint_steps() == [15, 30]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [
+        "checkpoint_12_wsd_pre_decay",
+        "checkpoint_15_wsd_post_decay.pt",
+        "checkpoint_27_wsd_pre_decay",
+        "checkpoint_30_wsd_post_decay.pt",
+    ]
+    resumed = build_trainer(callbacks=[WSDCheckpointCallback(tmp_path / "again")])
+    train(resumed, points, 10, resume_from=tmp_path / "checkpoint_12_wsd_pre_decay", **options)
+    assert_same_model(resumed.model, trainer.model)
+    assert (tmp_path / "again" / "checkpoint_15_wsd_post_decay.pt").exists()
+    assert not (tmp_path / "again" / "checkpoint_12_wsd_pre_decay").exists()
+    short = train(
+        build_trainer(),
+        points,
+        10,
+        max_num_train_steps=15,
+        **options | {"create_scheduler_fn": None},
+    )
+    loaded = short.load_checkpoint(
+        tmp_path / "checkpoint_15_wsd_post_decay.pt", load_scheduler=False
+    )
+    assert (loaded["step"], loaded["checkpoint_type"]) == (15, "wsd_post_decay")
+
+
+def test_training_goes_on_from_before_a_decay(points: TensorDataset, tmp_path: Path) -> None:
+    factory = WSDLrScheduler.create_scheduler_fn(num_warmup_steps=0, decay_phase_ratio=0.2)
+    first = build_trainer(callbacks=[WSDCheckpointCallback(tmp_path)])
+    train(first, points, 4, create_scheduler_fn=factory)
+    again = WSDLrScheduler.create_scheduler_fn(is_continuation_from_checkpoint=True)
+    callback = WSDCheckpointCallback(
+        tmp_path / "more", initial_checkpoint=tmp_path / "checkpoint_16_wsd_pre_decay"
+    )
+    second = train(
+        build_trainer(seed=5, callbacks=[callback]), points, 2, create_scheduler_fn=again
+    )
+    assert second.scheduler.total_steps == 10
+    assert (tmp_path / "more" / "checkpoint_10_wsd_post_decay.pt").exists()
+
+
 class Layered(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -227,9 +308,14 @@ def test_arithmetic_is_done_when_the_values_are_known(a: int, b: int) -> None:
         (x / y, a / b),
         (x // 3, a // 3),
         (100 // x, 100 // a),
+        (100 % x, 100 % a),
+        (x % y, a % b),
         (1 - x, 1 - a),
         (1 / x, 1 / a),
         (1 + x, 1 + a),
+        (x**2, a**2),
+        (2**x, 2**a),
+        (-x, -a),
         (round(x / y), round(a / b)),
         (round(x / 7, 1), round(a / 7, 1)),
     ]
@@ -352,3 +438,31 @@ def test_a_timm_scheduler_is_stepped_with_updates_and_epochs(points: TensorDatas
     train(trainer, points, 2, create_scheduler_fn=LikeTimms, gradient_accumulation_steps=3)
     updates = [("update", number) for number in (1, 2, 3, 4)]
     assert steps == [*updates[:2], ("epoch", 1), *updates[2:], ("epoch", 2)]
+
+
+def test_a_scheduler_that_create_scheduler_assigns_and_does_not_return_is_the_scheduler(
+    points: TensorDataset,
+) -> None:
+    class Assigning(Trainer):
+        def create_scheduler(self) -> None:
+            assert self.optimizer is not None
+            self.scheduler = StepLR(self.optimizer, step_size=1, gamma=0.5)
+
+    trainer = build_trainer(kind=Assigning, lr=0.08)
+    trainer.train(points, 1, max_num_train_steps=3)
+    assert trainer.optimizer is not None
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_an_accelerator_of_a_class_of_ones_own_is_that_of_the_trainer(
+    points: TensorDataset,
+) -> None:
+    class Named(Trainer):
+        def _create_accelerator(self) -> Any:
+            accelerator = super()._create_accelerator()
+            accelerator.name = "mine"
+            return accelerator
+
+    trainer = train(build_trainer(kind=Named), points, 1)
+    trainer._accelerator.free_memory()
+    assert trainer._accelerator.name == "mine"  # type: ignore[attr-defined]

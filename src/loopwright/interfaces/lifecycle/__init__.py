@@ -17,6 +17,7 @@ from .callbacks import (
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
     TerminateOnNaNCallback,
+    WSDCheckpointCallback,
     get_default_callbacks,
 )
 from .schedulers import (
@@ -73,6 +74,7 @@ __all__ = [
     "TrainerPlaceholderValues",
     "TrainerRunConfig",
     "TrainerWithTimmScheduler",
+    "WSDCheckpointCallback",
     "WSDLrScheduler",
     "get_default_callbacks",
 ]

@@ -23,6 +23,7 @@ from ...checkpoint.manifest import check_directory, check_inside, local_path
 from ...data.stream import LimitedStream
 from ...errors import ConfigurationError, NonFiniteLossError, check_number
 from ...metrics.best import BestSoFar, WatchedMetric
+from .schedulers import WSDLrScheduler
 from .tracking import CallbackHandler as CallbackHandler
 from .tracking import CallbackNotFoundError as CallbackNotFoundError
 from .tracking import StopTrainingError as StopTrainingError
@@ -56,7 +57,11 @@ class LogMetricsCallback(TrainerCallback):
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         new = values_since(trainer.run_history, self._num_logged)
         self._num_logged = num_recorded(trainer.run_history)
-        if new:
+        # added to the defaults, `PrintMetricsCallback` prints the same lines
+        is_printed_elsewhere = type(self) is LogMetricsCallback and any(
+            isinstance(one, PrintMetricsCallback) for one in trainer.callback_handler
+        )
+        if new and not is_printed_elsewhere:
             self.log_metrics(trainer, new)
 
     on_eval_epoch_end = on_train_epoch_end
@@ -551,6 +556,51 @@ class ModelEmaCallback(MetricWatcher):
         self._num_averaged = state["num_averaged"]
         if self.ema_model is not None and state["average"] is not None:
             self.ema_model.module.load_state_dict(state["average"])
+
+
+@dataclass(eq=False, repr=False)
+class WSDCheckpointCallback(TrainerCallback):
+    """Saves before each decay of a `WSDLrScheduler` (a training state to continue from) and after
+    it (a checkpoint).
+
+    `initial_checkpoint` is loaded when training starts: a training state from before a decay, or a
+    checkpoint from after one; a path that does not exist is an error.
+    """
+
+    save_dir: str | Path = "checkpoints"
+    save_optimizer: bool = True
+    save_scheduler: bool = True
+    initial_checkpoint: str | Path | None = None
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if not isinstance(trainer.scheduler, WSDLrScheduler):
+            raise ConfigurationError(
+                "not-a-wsd-scheduler",
+                f"WSDCheckpointCallback needs a WSDLrScheduler, not {trainer.scheduler!r:.60}: "
+                "pass `create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()`.",
+            )
+        if self.initial_checkpoint is not None:
+            is_state = Path(self.initial_checkpoint).suffix != ".pt"
+            load = trainer.load_training_state if is_state else trainer.load_checkpoint
+            load(self.initial_checkpoint)
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+        if trainer._core.run.window.is_last:
+            trainer._core.after_update(lambda: self._save_if_due(trainer))
+
+    def _save_if_due(self, trainer: Trainer) -> None:
+        """Save if a decay begins or ends after the updates that are done."""
+        done = trainer.scheduler.get_current_step() + 1
+        phase = trainer.scheduler.get_phase_info(done)
+        path = Path(self.save_dir, f"checkpoint_{done}_wsd")
+        if done == phase["pre_decay_step"]:
+            about = {"step": done, "checkpoint_type": "wsd_pre_decay"}
+            trainer.save_training_state(f"{path}_pre_decay", about)
+        elif done == phase["period_end"]:
+            about = {"step": done, "checkpoint_type": "wsd_post_decay"}
+            trainer.save_checkpoint(
+                f"{path}_post_decay.pt", about, self.save_optimizer, self.save_scheduler
+            )
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:

@@ -549,9 +549,7 @@ class LifecycleCore(InterfaceCore):
         elif gathering.is_needed() or self.runtime.forwards_together:
             held = {
                 f"{at}: {name}": value
-                for at, owner in enumerate(
-                    (self.interface, *self.interface.callback_handler.callbacks)
-                )
+                for at, owner in enumerate((self.interface, *self.interface.callback_handler))
                 for name, value in vars(owner).items()
                 if isinstance(value, nn.Module)
             }

@@ -41,6 +41,9 @@ class _Arithmetic:
     __mul__, __rmul__ = _deferred(operator.mul)
     __truediv__, __rtruediv__ = _deferred(operator.truediv)
     __floordiv__, __rfloordiv__ = _deferred(operator.floordiv)
+    __mod__, __rmod__ = _deferred(operator.mod)
+    __pow__, __rpow__ = _deferred(operator.pow)
+    __neg__ = _deferred(operator.neg)[0]
     __round__ = _deferred(round)[0]
 
 
@@ -260,7 +263,8 @@ class WSDLrScheduler(StatefulSchedulerBase):
     With `num_checkpoints` above 1 the learning rate also decays before earlier points, each at half
     the updates of the next, and is back at its peak after them: models saved there are as good as
     those of a shorter run. `lr_min` is a part of each group's own rate. `num_warmup_steps=None`
-    warms up for a hundredth of the updates.
+    warms up for a hundredth of the updates; a run that continues from a checkpoint
+    (`is_continuation_from_checkpoint`) does not warm up.
     """
 
     def __init__(
@@ -275,6 +279,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         warmup_starting_lr: float = 1e-6,
         use_inverse_sqrt_decay: bool = True,
         num_checkpoints: int = 1,
+        is_continuation_from_checkpoint: bool = False,
     ) -> None:
         super().__init__(optimizer)
         if total_steps is None:
@@ -286,6 +291,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         self.warmup_starting_lr = warmup_starting_lr
         self.use_inverse_sqrt_decay = use_inverse_sqrt_decay
         self.num_checkpoints = num_checkpoints
+        self.is_continuation_from_checkpoint = is_continuation_from_checkpoint
         self.step_update(0)
 
     @classmethod
@@ -309,19 +315,60 @@ class WSDLrScheduler(StatefulSchedulerBase):
         )
 
     def get_updated_values(self, num_updates: int) -> list[float]:
-        # the last decay ends with training, each other one at half of the next
-        powers = reversed(range(self.num_checkpoints))
-        ends = [self.total_steps // 2**power for power in powers]
         return [
             warmup_stable_decay(
                 num_updates,
-                ends,
+                self.get_checkpoint_steps(),
                 peak=peak,
                 floor=peak * self.lr_min,
-                warmup=self.num_warmup_steps,
+                warmup=0 if self.is_continuation_from_checkpoint else self.num_warmup_steps,
                 start=self.warmup_starting_lr,
                 decay_ratio=self.decay_phase_ratio,
                 shape="sqrt" if self.use_inverse_sqrt_decay else "inverse",
             )
             for peak in self.base_lr_values
         ]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the state was; a continuation begins anew, over its own updates, with the
+        state's settings."""
+        own = {
+            "is_continuation_from_checkpoint": self.is_continuation_from_checkpoint,
+            "total_steps": self.total_steps,
+        }
+        is_same_run = own.items() <= state_dict.items()
+        super().load_state_dict(state_dict)
+        if own["is_continuation_from_checkpoint"] and not is_same_run:
+            super().load_state_dict({**own, "_num_updates": 0})
+
+    # Positions in the schedule, for callbacks
+
+    def get_checkpoint_steps(self) -> list[int]:
+        """Where the decays end: the last at the end of training, each other one at half of the
+        next."""
+        return [self.total_steps // 2**power for power in reversed(range(self.num_checkpoints))]
+
+    def get_decay_info(self) -> list[dict[str, int]]:
+        """Each period from the end of one decay to that of the next, in updates."""
+        ends = self.get_checkpoint_steps()
+        periods = []
+        for start, end in zip([0, *ends], ends, strict=False):
+            decay = max(round(self.decay_phase_ratio * (end - start)), 1)
+            periods.append(
+                {
+                    "period_start": start,
+                    "period_end": end,
+                    "decay_steps": decay,
+                    "pre_decay_step": end - decay,
+                }
+            )
+        return periods
+
+    def get_phase_info(self, num_updates: int) -> dict[str, int]:
+        """The period that contains this number of updates, or ends with it."""
+        periods = self.get_decay_info()
+        return next((one for one in periods if one["period_end"] >= num_updates), periods[-1])
+
+    def get_current_step(self) -> int:
+        """The number of the last update, counted from 0; -1 before the first."""
+        return self._num_updates - 1

@@ -298,10 +298,12 @@ class Gathering:
         """End an evaluation step on a sample of this process's own."""
         if self._is_uneven:
             self._say(OVER)
+        self._is_uneven = False
 
     def is_needed(self) -> bool:
         """Whether a process without a sample has to take the step, since the others gather in
         it."""
+        self._is_uneven = False
         return FIRST in self._say(WAITING)
 
     def end(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -318,6 +318,17 @@ class CallbackHandler:
         self._bound: list[TrainerCallback] = []
         self.add_callbacks(callbacks)
 
+    def __iter__(self) -> Iterator[TrainerCallback]:
+        return iter(self.callbacks)
+
+    @property
+    def callback_list(self) -> list[str]:
+        """The names of the callbacks' classes, in order."""
+        return [type(callback).__name__ for callback in self.callbacks]
+
+    def clear_callbacks(self) -> None:
+        self.callbacks = []
+
     def add_callbacks(self, callbacks: Iterable[CallbackLike]) -> None:
         for callback in callbacks:
             self.add_callback(callback)
@@ -406,12 +417,12 @@ def _hook(callback: TrainerCallback, event: str) -> Hook:
     names = ARGUMENTS.get(event, ())
     parameters = inspect.signature(method).parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    taken = [name for name in names if takes_all or name in parameters]
     if event in EVENTS:
+        taken = [name for name in names if takes_all or name in parameters]
         arguments = ["trainer", *(f"{name}=" for name in taken)]
         wanted = ", ".join(["self", "trainer", *names[:2], "**kwargs"])
         check_arguments(method, arguments, label, f" Write `def {event}({wanted})`.")
-    if takes_all:
+    if takes_all or event not in EVENTS:
         return named_hook(method, label)
 
     def call(trainer: Trainer, **kwargs: Any) -> None:

@@ -40,7 +40,7 @@ from .tracking import (
     RunHistory,
     StopTrainingError,
 )
-from .utils import Accelerator, TrainerRunConfig, unwrapped
+from .utils import Accelerator, TrainerRunConfig, local_rank, unwrapped
 
 DEFAULT_CALLBACKS = get_default_callbacks()
 DlKwargs = Mapping[str, Any] | None
@@ -116,18 +116,16 @@ class Trainer(LoggingTrainer):
         variable = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         self._mixed_precision = variable if mixed_precision is None else mixed_precision
         precision = "fp32" if self._mixed_precision == "no" else self._mixed_precision
-        runtime = resolve_runtime(None, precision)
-        self._runtime = runtime
-        # on its machine, as launchers say with LOCAL_RANK
-        local_rank = int(os.environ.get("LOCAL_RANK", runtime.rank))
-        self._is_local_main = runtime.world == 1 or local_rank == 0
-        if hasattr(type(self), "_create_accelerator"):
+        self._runtime = resolve_runtime(None, precision)
+        self._is_local_main = local_rank() == 0
+        self._accelerator: Accelerator = self._create_accelerator()
+        if not isinstance(self._accelerator, Accelerator):
             raise ConfigurationError(
                 "own-accelerator",
-                "`_create_accelerator` would not be called: remove it and pass `Trainer(..., "
-                "mixed_precision='bf16')`; start several processes with torchrun.",
+                f"The settings of the {type(self._accelerator).__name__} that "
+                "`_create_accelerator` returned would not be used: remove the method and pass "
+                "`Trainer(..., mixed_precision='bf16')`; start several processes with torchrun.",
             )
-        self._accelerator = Accelerator(self)
         limits = LimitBatchesCallback.of_environment()
         self.callback_handler = CallbackHandler([*limits, *(callbacks or ())])
         self._core = LifecycleCore(self)
@@ -527,6 +525,11 @@ class Trainer(LoggingTrainer):
         self._core.prepare()
         self._core.prepare_loaders()
         self.run_config = self._create_run_config(**settings)
+
+    def _create_accelerator(self) -> Any:
+        """Create the object by which methods written for the published system get device, processes
+        and gradients."""
+        return Accelerator(self)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Call the two methods that prepare the parts of a run."""

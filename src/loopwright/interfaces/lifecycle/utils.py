@@ -1,16 +1,19 @@
 """The settings and the processes of a run, and helpers of the published system by their names: its
-`_accelerator`, an average of weights, and freezing."""
+`_accelerator`, functions for some processes only, an average of weights, and freezing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from ..._torch_compat.compiling import uncompiled
 from ...callbacks.ema import averaged_parameters, move_averages, paired_groups
@@ -19,6 +22,9 @@ from ...optim.groups import BATCH_NORMS
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,71 @@ class TrainerRunConfig:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
+# Processes
+
+
+def local_process_zero_only(func: Callable[P, T]) -> Callable[P, T | None]:
+    """Call the function on the first process of each machine; the others wait for it and get
+    None."""
+    return _only(func, local_rank)
+
+
+def world_process_zero_only(func: Callable[P, T]) -> Callable[P, T | None]:
+    """Call the function on the first process of all; the others wait for it and get None."""
+    return _only(func, _rank)
+
+
+def local_process_zero_first(func: Callable[P, T]) -> Callable[P, T]:
+    """Call the function on the first process of each machine, and then on the others."""
+
+    @wraps(func)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if local_rank():
+            _wait()
+            return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            _wait()
+
+    return call
+
+
+def _only(func: Callable[P, T], number: Callable[[], int]) -> Callable[P, T | None]:
+    @wraps(func)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return None if number() else func(*args, **kwargs)
+        finally:
+            _wait()  # also after an exception, so that no process waits for ever
+
+    return call
+
+
+def local_rank() -> int:
+    """The number of this process on its machine, as launchers say with LOCAL_RANK."""
+    return int(os.environ.get("LOCAL_RANK", _rank())) if _has_others() else 0
+
+
+def _rank() -> int:
+    return dist.get_rank() if _has_others() else 0
+
+
+def _wait() -> None:
+    if _has_others():
+        dist.barrier()
+
+
+def _has_others() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
+    """The rows that are not the padding value throughout."""
+    is_padding = (padded_tensor == pad_value).reshape(len(padded_tensor), -1).all(dim=1)
+    return padded_tensor[~is_padding]
+
+
 class Accelerator:
     """The device, the processes and the gradients of a trainer; each name does what the trainer
     itself does there."""
@@ -98,6 +169,9 @@ class Accelerator:
             if isinstance(component, nn.Module):
                 self._trainer._runtime.place(component)
         return components[0] if len(components) == 1 else components
+
+    def free_memory(self) -> None:
+        """Nothing of an earlier run is kept."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self._trainer._runtime.autocast
@@ -204,7 +278,7 @@ class ModelFreezer:
     def get_layers(self) -> list[LayerGroup]:
         """The modules that hold parameters of their own or have no others in them, in order."""
         return [
-            group._replace(module=module, is_frozen=_is_frozen(module))
+            LayerGroup(group.layer_group_idx, module, _is_frozen(module))
             for group in self.get_layer_groups()
             for module in group.module.modules()
             if not list(module.children()) or list(module.parameters(recurse=False))

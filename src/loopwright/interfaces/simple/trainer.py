@@ -343,8 +343,8 @@ class Trainer(LoggingTrainer):
     def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
         """Write the whole state to a checkpoint directory, which appears complete or not at all.
 
-        `model.safetensors` in it has the weights under the names of the state dict. A model that
-        has `save_pretrained` can be loaded from it with `from_pretrained`.
+        `model.safetensors` in it has the weights under the names of the state dict. A model of
+        transformers can be loaded from it with `from_pretrained`.
         """
         from ...training.state import capture, write_together
 
@@ -440,8 +440,8 @@ def _takes_two(loss_fn: Callable[..., Any]) -> bool:
 
 
 def as_device(given: Any) -> torch.device | None:
-    """The device, where it is one that is there; None for the best there is."""
-    return None if given is None else checked_device(given)
+    """The device, where it is one that is there; None for the best there is, as for "auto"."""
+    return None if given in (None, "auto") else checked_device(given)
 
 
 def check_data(data: Any, name: str) -> None:
