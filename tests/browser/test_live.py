@@ -76,10 +76,12 @@ def test_a_hidden_tab_asks_for_nothing_and_catches_up(visit: Open, growing: Serv
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     start(tmp_path / "runs" / "first", num_epochs=4).join()
+    start(tmp_path / "runs" / "second", num_epochs=1).join()
     assert requests == []
     assert len(lines(page, "loss")[0]["x"]) == 2 * STEPS
     page.evaluate(hide, False)
     wait_for_plot(page, "loss", POINTS, 4 * STEPS)
+    expect(page.locator(".chip")).to_have_count(2)
 
 
 def test_a_zoomed_chart_stays_where_it_is_while_values_come(

@@ -184,6 +184,8 @@ def test_a_metric_against_another_is_joined_by_steps(path, values):
     whole = MetricsView(path).curve("loss", x="lr", points=50)
     assert sum(whole.count) == ROWS
     assert whole.places == sorted(whole.places, reverse=True)
+    nowhere = MetricsView(path).curve("loss", x="lr", first=2, points=50)
+    assert nowhere.places == []
 
 
 def test_epochs_have_all_axes(path):
@@ -208,10 +210,11 @@ def test_the_work_for_a_curve_does_not_grow_with_the_run(tmp_path):
     for last in (10_000, 80_000):
         first = store.last_step() + 1
         store.add_steps(
-            StepRow(step, step, 0, step, step / 9, {"loss": 1.0}) for step in range(first, last + 1)
+            StepRow(step, step, 0, step, step / 9, {"loss": 1.0, "lr": 1 / step})
+            for step in range(first, last + 1)
         )
         store.flush()
-        for x in ("step", "samples", "wall"):
+        for x in ("step", "samples", "wall", "lr"):
             counted = [0]
             with closing(open_for_reading(path)) as connection:
                 connection.set_progress_handler(
@@ -247,6 +250,7 @@ def test_only_what_is_new_is_given_since_a_cursor(tmp_path):
         [],
     )
     grow(run, 50)
+    assert view.since(everything.cursor, ["loss"], x="lr").steps["loss"].total == 50
     more = view.since(everything.cursor, ["loss", "lr", "absent"], x="samples")
     assert not more.is_reset
     assert more.steps.keys() == {"loss", "lr"}

@@ -83,7 +83,7 @@ def step_curve(
     if after is not None:
         first = max(first, after + 1)
     if x not in AXES:
-        columns = _read_against(file, key, id_of(file, x), bounds, points)
+        columns = _read_against(file, key, id_of(file, x), (first, last), bounds, points)
         return _curve(name, "step", x, columns)
     first, last = _steps_between(file, key, x, bounds, first, last)
     columns = _read(file, key, first, last, points)
@@ -116,12 +116,14 @@ def epoch_curve(
 # Values and summaries
 
 
-def _read(file: File, key: object, first: int, last: int, points: int) -> CurveColumns:
-    """Every value from a step to another, where they are few enough, else columns of several
-    values."""
+def _read(
+    file: File, key: object, first: int, last: int, points: int, *, like: object = None
+) -> CurveColumns:
+    """Every value from a step to another, where they (or those of the metric `like`) are few enough,
+    else columns of several values."""
     points = max(points, 1)
     values = "SELECT 1 FROM step_values WHERE name = ? AND step BETWEEN ? AND ? LIMIT ?"
-    asked = (key, first, last, points + 1)
+    asked = (key if like is None else like, first, last, points + 1)
     (count,) = file.execute(f"SELECT count(*) FROM ({values})", asked).fetchone()
     if count <= points:
         return _values(file, key, first, last)
@@ -132,20 +134,26 @@ def _read(file: File, key: object, first: int, last: int, points: int) -> CurveC
 
 
 def _read_against(
-    file: File, key: object, other: object, bounds: Bounds, points: int
+    file: File, key: object, other: object, steps: tuple[int, int], bounds: Bounds, points: int
 ) -> CurveColumns:
     """The columns of a metric at the means of another one in the same steps."""
-    query = (
-        'SELECT v.step, v.value, v."update", o.value FROM step_values v '
-        "JOIN step_values o ON o.step = v.step WHERE v.name = ? AND o.name = ? ORDER BY v.step"
+    ours = _read(file, key, *steps, points)
+    theirs = _read(file, other, *steps, points, like=key)
+    _, mine, its = np.intersect1d(
+        ours["key"], theirs["key"], assume_unique=True, return_indices=True
     )
-    rows = file.execute(query, (key, other)).fetchall()
-    steps, values, updates, places = np.array(rows, float).reshape(-1, 4).T
-    columns = _of_values(steps, values, updates) | {"x": places}
-    columns = _chosen(columns, np.isfinite(places) & _is_within(places, bounds))
-    width = -(-len(columns["x"]) // max(points, 1))
-    groups = np.arange(len(columns["x"])) // max(width, 1)
-    return _merge(columns, groups)
+    theirs = _chosen(theirs, its)
+    columns = _chosen(ours, mine) | {"x": _mean(theirs)}
+    if bounds == (None, None):
+        return columns
+    low, high = bounds
+    is_near = _is_within(theirs["max"], (low, None)) & _is_within(theirs["min"], (None, high))
+    near = _chosen(columns, is_near)
+    first = int(near["first"].min(initial=steps[1]))
+    last = int(near["last"].max(initial=steps[0]))
+    if 2 * (last - first) < steps[1] - steps[0]:  # once more, at the resolution of fewer steps
+        return _read_against(file, key, other, (first, last), bounds, points)
+    return _chosen(columns, _is_within(columns["x"], bounds))
 
 
 def _pieces(file: File, key: object, first: int, last: int, level: int) -> CurveColumns:
@@ -214,9 +222,7 @@ def _merge(columns: CurveColumns, groups: Array) -> CurveColumns:
     merged = {}
     for name, column in columns.items():
         merged[name] = MERGED.get(name, np.add).reduceat(column, starts)
-        if name in ("update", "x"):  # of which a column has the mean
-            merged[name] = merged[name] / sizes
-    return merged | {"key": groups[starts]}
+    return merged | {"key": groups[starts], "update": merged["update"] / sizes}
 
 
 def _chosen(columns: CurveColumns, which: Array) -> CurveColumns:

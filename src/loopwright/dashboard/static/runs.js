@@ -115,11 +115,20 @@ export function startLive() {
   stream = live(query, {
     runs: changed, rows: (data) => moved("rows", data), reread: (data) => moved("reread", data), gone: ({ run }) => changed({ removed: [run] }),
   }, (state) => {
-    const wasLost = connection.state === "lost";
     connection.state = state;
-    if (wasLost && state === "open") runs.load().catch(() => {}); // what changed meanwhile
+    if (state === "open") catchUp().catch(() => {});
     notify("connection", state);
   });
+}
+
+/** What changed before the stream was open: it only sends what changes from then on. */
+async function catchUp() {
+  const { runs: found, ...rest } = await api("runs");
+  about = rest;
+  const ids = new Set(found.map((run) => run.id));
+  const news = found.filter((run) => JSON.stringify(run) !== JSON.stringify(byId.get(run.id)));
+  const removed = [...byId.keys()].filter((id) => !ids.has(id));
+  if (news.length || removed.length) changed({ runs: news, removed });
 }
 
 /**
