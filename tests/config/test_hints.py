@@ -11,7 +11,7 @@ from typing import Any, Literal, NewType, TypeVar
 
 import pytest
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from loopwright.config import Config, ConfigError, Entry, Place, Schema, build, check
@@ -35,7 +35,7 @@ class Options:
 class Settings(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    pause: timedelta | None = None
+    pause: timedelta | None = Field(None, alias="wait")
     options: Options | None = None
     dtype: torch.dtype | None = None
 
@@ -144,12 +144,12 @@ def build_net(**settings: Any) -> Settings:
     return build({"kind": f"{__name__}.Net", **settings}, LAYER).settings
 
 
-def test_fields_that_pydantic_can_read_are_left_to_it():
-    assert build_net(pause="PT1M").pause == timedelta(minutes=1)
+def test_fields_that_pydantic_can_read_are_left_to_it_under_their_aliases():
+    assert build_net(wait="PT1M").pause == timedelta(minutes=1)
     with pytest.raises(
-        ConfigError, match="pause\n    is the text 'soon'; input should be a valid timedelta"
+        ConfigError, match="wait\n    is the text 'soon'; input should be a valid timedelta"
     ):
-        build_net(pause="soon")
+        build_net(wait="soon")
 
 
 def test_objects_inside_the_fields_of_a_model_are_built():

@@ -279,6 +279,7 @@ def test_a_compiled_model_or_block_changes_neither_weights_nor_names() -> None:
         (Mesh(tensor=2, plan=PLAN), "fp16", [], "fp16-sharded"),
         ("ddp", "fp32", ["cpu_offload"], "not-sharded"),
         (Mesh(replicate=2, tensor=2, plan=PLAN), "fp32", ["cpu_offload"], "not-sharded"),
+        ("fsdp", "bf16", ["param_dtype"], "given-twice"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(
@@ -291,6 +292,8 @@ def test_settings_that_do_not_go_together_are_refused(
 def test_the_constructor_checks_its_settings_before_it_meets_the_others() -> None:
     with raises("not-sharded", "cpu_offload"):
         DistributedRuntime("ddp", cpu_offload=True)
+    with raises("number", "bucket_mb=-25"):
+        DistributedRuntime("ddp", bucket_mb=-25)
 
 
 def test_unknown_strategies_are_refused() -> None:

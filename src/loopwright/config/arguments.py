@@ -151,9 +151,13 @@ def model_in(hint: Any) -> type[BaseModel] | None:
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, Argument]:
-    """The keys of a model."""
+    """The keys of a model: its fields, by the names under which it reads them."""
+    config = model.model_config
+    by_name = config.get("populate_by_name") or config.get("validate_by_name")
     found = {}
     for name, info in model.model_fields.items():
+        if isinstance(info.validation_alias, str) and not by_name:
+            name = info.validation_alias
         is_required = info.is_required()
         found[name] = Argument(hint_of(info), is_required, EMPTY if is_required else info.default)
     return found

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from .._torch_compat import foreach_div_
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 from .base import Runtime, is_meta, move_to
 from .batch_norm import Part, convert, own_buffers
 from .consensus import HostConsensus, RequestConsensus, Stamps
@@ -93,6 +93,7 @@ class DistributedRuntime(Runtime):
             find_unused_parameters=find_unused_parameters,
         )
         check_settings(strategy, precision, sharding.given())
+        check_number("bucket_mb", bucket_mb, above=0, is_whole=False, of="MiB")
         self.group = RankGroup.join(device or _own_device(), timeout=timeout)
         super().__init__(
             self.group.device,
@@ -120,7 +121,7 @@ class DistributedRuntime(Runtime):
         self.averaging = Averaging(
             self.data_group,
             self.mesh.data_size,
-            max_bytes=max(int(bucket_mb * (1 << 20)), 1),
+            max_bytes=int(bucket_mb * (1 << 20)),
             gather=self.gather_objects,
             new_group=self._new_data_group,
         )
@@ -468,6 +469,12 @@ def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]
             "fp16-sharded",
             "precision='fp16' does not work with a sharded model: each process would scale the "
             "loss by its own part of the gradients. Use precision='bf16', or runtime='ddp'.",
+        )
+    if precision != "fp32" and "param_dtype" in sharding:
+        raise ConfigurationError(
+            "given-twice",
+            f"precision={precision!r} and param_dtype= are two ways to compute in lower "
+            "precision: leave one out.",
         )
     if sharding and not has_shards:
         raise ConfigurationError(

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -232,22 +233,22 @@ class RankGroup:
         The first dimension may differ between processes. Where others do, `padding_value` fills all
         up to the largest; without one that is an error.
         """
-        # a view would be sent with all of its memory
         rows: Tensor = torch.atleast_1d(tensor.detach())  # type: ignore[no-untyped-call]
-        parts = self.gather_objects(rows.cpu().clone())
-        kinds = {(part.dim(), part.dtype) for part in parts}
-        rests = {part.shape[1:] for part in parts}
-        if len(kinds) > 1 or (len(rests) > 1 and padding_value is None):
-            every = [f"rank {rank} {tuple(p.shape)} {p.dtype}" for rank, p in enumerate(parts)]
+        kinds = self.gather_objects((tuple(rows.shape), rows.dtype))
+        rests = {shape[1:] for shape, _ in kinds}
+        are_alike = len({(len(shape), dtype) for shape, dtype in kinds}) == 1
+        if not are_alike or (len(rests) > 1 and padding_value is None):
+            every = [f"rank {rank} {shape} {dtype}" for rank, (shape, dtype) in enumerate(kinds)]
             raise DataError(
                 "gather-mismatch",
                 f"gather: the tensors of the ranks do not fit together: {', '.join(every)}. Give "
                 "them one dtype and number of dimensions; if dimensions other than the first "
                 "differ, pass padding_value= to fill up to the largest.",
             )
+        with self.at("gather"):
+            parts = _exchange(rows, [shape for shape, _ in kinds])
         largest = [max(sizes) for sizes in zip(*rests, strict=True)]
-        filled = [_fill(part, largest, padding_value) for part in parts]
-        return torch.cat(filled).to(tensor.device)
+        return torch.cat([_fill(part, largest, padding_value) for part in parts])
 
     # Errors and the end
 
@@ -390,6 +391,18 @@ def _all_gather(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
     received = sent.new_empty(group.size(), sent.numel())
     dist.all_gather(list(received), sent, group=group)
     return received
+
+
+def _exchange(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Every rank's tensor, from device to device; as bytes, since not every backend knows every
+    dtype."""
+    own = rows.contiguous().view(-1).view(torch.uint8)
+    sizes = [prod(shape) * rows.element_size() for shape in shapes]
+    if not max(sizes):
+        return [rows.new_empty(shape) for shape in shapes]
+    received = _all_gather(pad(own, (0, max(sizes) - own.numel())), dist.group.WORLD)
+    parts = zip(received, sizes, shapes, strict=True)
+    return [part[:size].view(rows.dtype).view(shape) for part, size, shape in parts]
 
 
 def _fill(part: Tensor, largest: Sequence[int], padding_value: float | None) -> Tensor:
