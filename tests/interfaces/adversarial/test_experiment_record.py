@@ -62,14 +62,24 @@ def test_an_error_inside_an_epoch_is_what_ended_it(data: Path, tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("state", ["finished", "crashed"])
-def test_a_program_that_ends_says_how(data: Path, tmp_path: Path, state: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "state", "reason"),
+    [
+        (None, "finished", None),
+        (ValueError("between epochs"), "failed", "ValueError: between epochs"),
+        (KeyboardInterrupt(), "interrupted", "SIGINT"),
+    ],
+)
+def test_a_program_that_ends_between_epochs_says_how(
+    data: Path, tmp_path: Path, error: BaseException | None, state: str, reason: str | None
+) -> None:
     def program() -> None:
         Pix2pixTrainer(tiny(data, tmp_path)).train_paired(0)
-        if state == "crashed":
-            sys.last_value = ValueError("between epochs")  # as the interpreter does at the end
+        if error is not None:
+            sys.last_value = error  # as the interpreter does at the end
         atexit._run_exitfuncs()
 
     ended = call_forked(program, tmp_path)
     assert ended.code == 0, ended.err
-    assert RunView(tmp_path / "tiny_v1").state == state
+    run = RunView(tmp_path / "tiny_v1")
+    assert (run.state, run.reason) == (state, reason)

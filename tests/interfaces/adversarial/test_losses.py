@@ -81,6 +81,21 @@ def test_a_state_brings_back_what_was_kept_and_where_the_log_ended(tmp_path: Pat
     assert read_loss_log(tmp_path)["L1"]["losses"] == [10.0, 20.0, 30.0]
 
 
+def test_a_full_buffer_is_written_though_nobody_asks(tmp_path: Path):
+    losses = manager(tmp_path, history_buffer_size=2)
+    for factor in (1, 2, 3):
+        losses.compute_loss_xy("L1", ones * factor, zeros)
+    assert losses.state_dict()["kept"]["L1"]["losses"] == [30.0]
+    assert read_loss_log(tmp_path)["L1"]["losses"] == [10.0, 20.0]
+
+
+def test_one_tag_may_be_a_text():
+    losses = manager()
+    losses.register_loss_fn("edges", nn.L1Loss(), tags="GAN")
+    assert list(losses.get_loss_weights(["GAN"])) == ["edges"]
+    assert "edges" not in losses.get_loss_weights(["G"])
+
+
 def test_losses_and_weights_are_printed(capsys: pytest.CaptureFixture[str]):
     losses = manager()
     losses.compute_loss_xy("L1", ones, zeros)

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from loopwright.errors import ConfigurationError
-from loopwright.interfaces.adversarial import Pix2pixTrainer, Tester, Trainer
+from loopwright.interfaces.adversarial import Pix2pixTrainer, Schedule, Tester, Trainer
 from tests.mistakes import raises
 
 from .runs import continued, tiny, train
@@ -99,6 +99,11 @@ MISTAKES: dict[str, tuple[str, str, Make]] = {
         "no-experiment",
         "tiny_v1",
         lambda config: Pix2pixTrainer(continued(config)),
+    ),
+    "a misspelt schedule": (
+        "unknown-schedule",
+        "did you mean linear?",
+        lambda config: Schedule("linaer"),
     ),
     "keywords for a misspelt hook": (
         "unknown-hook",

@@ -137,7 +137,7 @@ Pix2pixTrainer._init_losses loss_subspec
 Pix2pixTrainer.update_display x y y_fake idx
 Pix2pixTrainer.save_checkpoint mode
 Pix2pixTrainer.save_examples silent
-LossManager config experiment_dir enable_logging
+LossManager config experiment_dir enable_logging history_buffer_size
 LossManager.register_loss_fn loss_name loss_fn loss_weight schedule tags
 LossManager.compute_loss_xy loss_name x y epoch loss_kwargs
 LossManager.get_registered_losses query strip
@@ -145,7 +145,7 @@ LossManager.print_losses epoch iter precision
 LossManager.update_loss_log silent
 Tester config experiment_dir dataroot load_epoch
 Tester.run_test image_count silent
-ONNXConverter experiment_dir config load_epoch
+ONNXConverter experiment_dir config load_epoch in_channels crop_size device
 ONNXConverter.convert_model export_params opset_version do_constant_folding input_names output_names
 ConfigManager input_config
 Scheduler schedule

@@ -88,7 +88,7 @@ def find_state(directory: Path, epoch: int | str) -> Path | None:
         return path if path.is_dir() else None
     for entry in reversed(_resumable(directory)):
         try:
-            read_checkpoint(entry.path)
+            read_checkpoint(entry.path, lazy=True)
             return entry.path
         except VersionError:  # sound, and going back to an older one would undo what it holds
             raise
@@ -209,20 +209,26 @@ class ExperimentRun(RunDirectory):
         """Note that an epoch is over; the lock is held until the end of the experiment."""
         self._is_busy = False
 
-    def finish(self) -> None:
-        """Note that the experiment is over, unless another end was noted, and release the lock."""
+    def finish(self, state: State = "finished", reason: str | None = None) -> None:
+        """Note how the experiment ended, unless that was noted when it happened, and release the
+        lock."""
         is_own = self.is_locked  # not in a fork of the process that trains
         if is_own and self.has_run and RunManifest.read(self.manifest_path).state == "running":
-            update_manifest(self.manifest_path, state="finished", reason=None)
+            update_manifest(self.manifest_path, state=state, reason=reason)
         super().unlock()
         atexit.unregister(self._finish_at_exit)
         if self._open.get(self._key) is self:
             del self._open[self._key]
 
     def _finish_at_exit(self) -> None:
-        """Finish, unless an exception ends the program: then the run is one that has crashed."""
-        if getattr(sys, "last_value", None) is None:
+        """Finish; an exception that ends the program, between two epochs, is the reason."""
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        if error is None:
             self.finish()
+        elif isinstance(error, KeyboardInterrupt):
+            self.finish("interrupted", "SIGINT")
+        else:
+            self.finish("failed", f"{type(error).__name__}: {error}")
 
 
 def recorded_progress(directory: RunDirectory) -> Progress | None:

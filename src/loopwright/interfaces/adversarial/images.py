@@ -167,24 +167,26 @@ def _distorted(image: Tensor, s: PairAugmentation) -> Tensor:
     height, width = image.shape[1:]
     down = torch.linspace(-1, 1, height).unsqueeze(1).expand(height, width)
     across = torch.linspace(-1, 1, width).expand(height, width)
-    radius = torch.hypot(down, across).clamp(min=1e-6)
+    radius = (down.square() + across.square()).sqrt().clamp(min=1e-6)
     bent = torch.atan(radius) if s.optical_distortion_mode == "fisheye" else radius
-    factor = bent * (1 + strength * (bent**2 + bent**4)) / radius
+    factor = bent * (1 + strength * bent.square() + strength * bent.pow(4)) / radius
     grid = torch.stack([across * factor, down * factor], dim=-1)
     return F.grid_sample(image[None], grid[None], padding_mode="reflection", align_corners=True)[0]
 
 
 def _with_holes(image: Tensor, s: PairAugmentation) -> Tensor:
     image = image.clone()
+    height, width = image.shape[1:]
     for _ in range(round(_uniform(s.coarse_dropout_holes_min, s.coarse_dropout_holes_max))):
-        rows = _hole(image.shape[1], s.coarse_dropout_height_min, s.coarse_dropout_height_max)
-        columns = _hole(image.shape[2], s.coarse_dropout_width_min, s.coarse_dropout_width_max)
-        image[:, rows, columns] = 0
+        tall = _uniform(s.coarse_dropout_height_min, s.coarse_dropout_height_max)
+        wide = _uniform(s.coarse_dropout_width_min, s.coarse_dropout_width_max)
+        image[:, _part(height, tall), _part(width, wide)] = 0
     return image
 
 
-def _hole(length: int, smallest: float, largest: float) -> slice:
-    size = max(1, round(length * _uniform(smallest, largest)))
+def _part(length: int, share: float) -> slice:
+    """This share of a length, at least 1, anywhere in it."""
+    size = max(1, round(length * share))
     start = round(_uniform(0, length - size))
     return slice(start, start + size)
 

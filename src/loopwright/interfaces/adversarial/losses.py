@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...errors import ConfigurationError
+from ...text import nearest
 
 FILE_NAME = "loss_log.jsonl"
 MAX_PENDING = 512
@@ -41,6 +42,14 @@ class EpochSchedule:
     end_epoch: int = NEVER
     initial_value: float = 1.0
     target_value: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.schedule) and self.schedule not in CURVES:
+            raise ConfigurationError(
+                "unknown-schedule",
+                f"Schedule({self.schedule!r}) is neither a curve nor a function of the schedule "
+                f"and the epoch; {nearest(self.schedule, CURVES)}",
+            )
 
     def value(self, epoch: int, **weight_kwargs: Any) -> float:
         """Return the value in an epoch; `weight_kwargs` are keywords for a schedule that is a
@@ -175,10 +184,10 @@ class LossManager:
 
     `epoch` is the one under way, counted from 1; schedules of weights go by it. With
     `enable_logging`, values are kept and added to `loss_log.jsonl` in the experiment's directory by
-    `update_loss_log`; without it, only the last of each is kept. Each line of the log has an epoch
-    and, by name, the losses and the weights in them. `log_position` is where the next line goes; a
-    run that is continued from an earlier state sets it back, and what came after that state is
-    replaced when it writes.
+    `update_loss_log`, or when `history_buffer_size` of them have come together; without it, only
+    the last of each is kept. Each line of the log has an epoch and, by name, the losses and the
+    weights in them. `log_position` is where the next line goes; a run that is continued from an
+    earlier state sets it back, and what came after that state is replaced when it writes.
 
     Where several processes train (`is_shared`), values of the first one's part of a batch are what
     it prints, while histories and the log get the means over whole batches, as they become known at
@@ -190,9 +199,11 @@ class LossManager:
         config: Any = None,
         experiment_dir: str | Path | None = None,
         enable_logging: bool = True,
+        history_buffer_size: int = 50_000,
     ) -> None:
         self.config = config
         self.enable_logging = enable_logging
+        self.history_buffer_size = history_buffer_size
         self.log_path: Path | None = None
         self.log_position = 0
         if experiment_dir is not None:
@@ -229,9 +240,8 @@ class LossManager:
                 f"A loss {loss_name!r} is already registered: choose another name.",
             )
         function = loss_fn.to(self.device) if isinstance(loss_fn, nn.Module) else loss_fn
-        self.loss_fns[loss_name] = LMLoss(
-            loss_name, function, loss_weight, schedule, list(tags or ())
-        )
+        names = [tags] if isinstance(tags, str) else list(tags or ())
+        self.loss_fns[loss_name] = LMLoss(loss_name, function, loss_weight, schedule, names)
 
     # Computing
 
@@ -272,16 +282,19 @@ class LossManager:
         """Read pending values from the device into the histories, all of them at once."""
         if not self._pending:
             return
-        values = torch.stack([value for _, value, _ in self._pending]).tolist()
-        for (loss, _, weight), value in zip(self._pending, values, strict=True):
-            self._add(loss, value, weight)
+        pending = self._pending
         self._pending = []
+        values = torch.stack([value for _, value, _ in pending]).tolist()
+        for (loss, _, weight), value in zip(pending, values, strict=True):
+            self._add(loss, value, weight)
 
     def _add(self, loss: LMLoss, value: float, weight: float) -> None:
         if not self.enable_logging:
             loss.history = LMHistory()
         loss.history.losses.append(value)
         loss.history.weights.append(weight)
+        if len(loss.history.losses) >= self.history_buffer_size:
+            self.update_loss_log()
 
     # Asking
 

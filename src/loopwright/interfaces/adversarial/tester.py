@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -20,7 +21,8 @@ from ...errors import ConfigurationError
 from ...losses import Laplacian, Sobel
 from ...runtime.modes import evaluating
 from .._shared import on_first_process
-from .config import ConfigSource, num_copies
+from .config import AdversarialConfig as Config
+from .config import ConfigSource, load_config, num_copies
 from .experiment import directory_of
 from .images import PARTS, PairedDataset, write_triplet
 from .pix2pix import build_generator
@@ -86,7 +88,7 @@ class Tester(Trainer):
 
     def _test(self, dataset: PairedDataset, image_count: int | None) -> list[TestResult]:
         parent = self.experiment_dir / "test"
-        number = 1 + len(list(parent.glob("test*")))
+        number = next(number for number in count(1) if not (parent / f"test{number}").exists())
         folder = parent / f"test{number}"
         folder.mkdir(parents=True)
         order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
@@ -123,8 +125,8 @@ class ONNXConverter(Tester):
     """Converts the generator of an experiment:
     `ONNXConverter(experiment_dir, load_epoch=200).convert_model()`.
 
-    Without a config, the experiment's newest copy of it is used, which also says the size of an
-    image and the device.
+    Without a config, the experiment's newest copy of it is used. `in_channels`, `crop_size` and
+    `device` take the place of what the config says.
     """
 
     def __init__(
@@ -132,8 +134,17 @@ class ONNXConverter(Tester):
         experiment_dir: str | os.PathLike[str],
         config: ConfigSource = None,
         load_epoch: int | str | None = None,
+        in_channels: int | None = None,
+        crop_size: int | None = None,
+        device: str | torch.device | None = None,
     ) -> None:
-        super().__init__(config, experiment_dir, load_epoch=load_epoch)
+        settings: Config = load_config(config_in(experiment_dir) if config is None else config)
+        load = settings.dataloader.load
+        # the config checks it
+        load.input_nc = in_channels or load.input_nc  # type: ignore[assignment]
+        load.crop_size = crop_size or load.crop_size
+        settings.common.device = str(device or settings.common.device)
+        super().__init__(settings, experiment_dir, load_epoch=load_epoch)
 
     def convert_model(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...checkpoint import read_checkpoint
 from ...checkpoint.weights import write_parts
@@ -64,9 +64,8 @@ class Trainer(LoggingTrainer):
     loss_manager: LossManager  # from `init_loss_manager` on
     experiment_dir: Path  # from `build_output_directory` on
     examples_dir: Path
-    train_loader: (
-        Any  # from the subclass, as in `self.train_loader = self.build_dataloader("train")`
-    )
+    # from the subclass, as in `self.train_loader = self.build_dataloader("train")`
+    train_loader: Any
     val_loader: Any
 
     def __init__(
@@ -129,14 +128,18 @@ class Trainer(LoggingTrainer):
         self.vis = LiveView(self.experiment_dir / "live" if shows else None, settings.image_size)
         self._core.use_directory(self.experiment_dir, self.config.save)
 
-    def init_loss_manager(self, override: LossManager | None = None) -> None:
+    def init_loss_manager(
+        self, override: LossManager | None = None, history_buffer_size: int = 50_000
+    ) -> None:
         """Create the loss manager, or use the one given."""
         if override is not None:
             self.loss_manager = override
             return
         runtime = self._core.runtime
         directory = getattr(self, "experiment_dir", None) if runtime.is_main else None
-        self.loss_manager = LossManager(self.config, directory, self.log_losses and runtime.is_main)
+        self.loss_manager = LossManager(
+            self.config, directory, self.log_losses and runtime.is_main, history_buffer_size
+        )
         self.loss_manager.device = self.device
         self.loss_manager.is_shared = runtime.world > 1
         self.loss_manager.is_quiet = not runtime.is_main
@@ -388,10 +391,10 @@ class Trainer(LoggingTrainer):
 
 
 def choose_pairs(loader: Any, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The pairs of a loader in an order that follows from the seed and the epoch; of a loader of
-    another kind, as they come."""
-    if isinstance(loader, DataLoader):
-        dataset: Any = loader.dataset
+    """The pairs of a loader in an order that follows from the seed and the epoch; of data without
+    indices, as they come."""
+    dataset: Any = getattr(loader, "dataset", None)
+    if isinstance(loader, DataLoader) and not isinstance(dataset, IterableDataset):
         for index in permutation(seed, epoch, len(dataset)).tolist():
             yield dataset[index]
     else:

@@ -100,6 +100,16 @@ class BaseTrainerConfig(BaseModel):
     save_on_sigint: StrictBool = True
     """On Ctrl-C, finish the update and save; false ends at once."""
 
+    # Settings of the published system that change nothing here: another value is refused
+    static_graph: Literal[False] = False
+    """Only false: graphs may change from step to step."""
+    disable_gradient_accumulation: Literal[False] = False
+    """Only false: leave `max_batch_size` out, and nothing is accumulated."""
+    add_default_callbacks: Literal[True] = True
+    """Only true: what a run needs is there without being listed in `callbacks`."""
+    add_trainer_callbacks: Literal[True] = True
+    """Only true: a hook of the trainer's own is called before the callbacks'."""
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         """Refuse settings that contradict each other."""

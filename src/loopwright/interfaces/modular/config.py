@@ -157,11 +157,15 @@ def check_config(config: DreamTrainerConfig) -> None:
             f"config is a {type(config).__name__}: pass a DreamTrainerConfig, or a dataclass that "
             "inherits from it.",
         )
-    if config.scheduler_interval not in (None, "epoch", "update"):
-        raise ConfigurationError(
-            "unknown-choice",
-            f"scheduler_interval={config.scheduler_interval!r}: use None, 'epoch' or 'update'.",
-        )
+    choices: dict[str, tuple[Any, ...]] = {"scheduler_interval": (None, "epoch", "update")}
+    if not isinstance(config.strategy, Mesh):
+        choices["strategy"] = ("auto", "single", "ddp", "fsdp")
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            raise ConfigurationError(
+                "unknown-choice",
+                f"{name}={getattr(config, name)!r}: use one of {', '.join(map(repr, known))}.",
+            )
     for name, least in COUNTS.items():
         check_number(name, getattr(config, name), least=least)
     for name, least in OPTIONAL_COUNTS.items():

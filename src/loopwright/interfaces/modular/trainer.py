@@ -53,7 +53,7 @@ class DreamTrainer(LoggingTrainer, Hooks):
         ...         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         ...
         ...     def configure_dataloaders(self):
-        ...         return torch.ones(4, 8, 2), None
+        ...         return [torch.ones(8, 2)] * 4, None
         ...
         ...     def training_step(self, batch, batch_idx):
         ...         loss = self.model(batch).square().mean()
