@@ -93,8 +93,8 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     _plateau_metric: str | None = "loss"
     # whether schedulers that a step of the user's own steps are left to it
     _leaves_schedules = False
-    should_stop = property(fset=_refuse_flag)
-    stop_training = property(fset=_refuse_flag)
+    should_stop = property(fset=_refuse_flag, doc="No flag of this trainer: use `stop(reason)`.")
+    stop_training = property(fset=_refuse_flag, doc="No flag of this trainer: use `stop(reason)`.")
 
     @public
     def __init__(

@@ -71,7 +71,7 @@ def test_arguments_have_types_that_a_config_can_be_checked_against(package):
         )
         hints = get_type_hints(kind.__init__)
         assert all(name in hints for name in arguments), kind
-    assert len(kinds) >= 4
+    assert len(kinds) >= 3
 
 
 def test_every_callback_is_in_the_document():

@@ -60,7 +60,7 @@ def test_the_manifest_names_the_choice_and_so_do_show_and_diff(
     assert (notes[1]["choice"], notes[1]["graphs"]) == ("eager", 1)
     line = shown(tmp_path / "fast", capsys)
     assert line.startswith("step: compiled (")
-    assert "without compiling); graphs 2, recompilations 1, seconds of compiling" in line
+    assert line.endswith("without compiling)")
     assert shown(tmp_path / "slow", capsys).startswith(
         "step: eager (that would not be clearly faster ("
     )

@@ -149,7 +149,7 @@ class Sharing(Pair):
 
 
 def test_a_parameter_of_two_optimizers_is_refused_where_gradients_are_accumulated(points):
-    with pytest.raises(ConfigurationError, match=r"first\.weight"):
+    with pytest.raises(ConfigurationError, match=r"second\.weight"):
         Sharing(accumulate=2, progress="silent").train(points, 1, batch_size=8)
 
 

@@ -21,6 +21,7 @@ from ..errors import CheckpointError
 from .atomic import FileRecord
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+MAX_DEPTH = 100  # of JSON in JSON
 # bytes of a file or a text of a run that are read; a run writes thousands of them
 LARGEST_TEXT = 32 << 20
 
@@ -50,8 +51,29 @@ def read_limited(path: Path, largest: int = LARGEST_TEXT) -> bytes:
 
 
 def read_json(path: Path, largest: int = LARGEST_TEXT) -> Json:
-    """JSON from a file of a run; an error where the file is too large."""
-    return parse_json(read_limited(path, largest), str(path))
+    """JSON from a file of a run; an error where it is too large, or nested deeper than a reader can
+    follow."""
+    data = read_limited(path, largest)
+    value = parse_json(data, str(path))
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value):
+        raise CheckpointError(
+            "file-too-deep",
+            f"{path} is nested more than {MAX_DEPTH} levels deep: restore it from a copy.",
+        )
+    return value
+
+
+def _is_deeper(value: Json) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inside: list[Json] = []
+        for item in level:
+            if isinstance(item, dict):
+                inside += item.values()
+            elif isinstance(item, list):
+                inside += item
+        level = inside
+    return bool(level)
 
 
 def parse_json(data: bytes, name: str) -> Json:

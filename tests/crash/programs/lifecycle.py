@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
+from loopwright.callback import named_by_class
 from loopwright.checkpoint import read_checkpoint
 from loopwright.interfaces.lifecycle import Trainer
 from loopwright.interfaces.lifecycle.callbacks import (
@@ -84,7 +85,7 @@ def train_lifecycle(options: argparse.Namespace) -> dict[str, Any]:
         resume_from=saving.latest,
     )
     happens("end")
-    named = trainer.callback_handler.named().items()
+    named = named_by_class(trainer.callback_handler.callbacks).items()
     return parts_of(trainer._core) | {
         "run_history": {
             name: trainer.run_history.get_metric_values(name) for name in _names(trainer)
