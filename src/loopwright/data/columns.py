@@ -76,7 +76,7 @@ def check_list(data: list[Any]) -> None:
     first = data[0] if data else None
     parts = data[:8]
     is_columns = isinstance(first, np.ndarray)
-    if 1 < len(data) <= 3 and all(isinstance(part, Tensor) and part.ndim for part in parts):
+    if 1 < len(data) <= 3 and all(_is_column(part) and part.ndim for part in parts):
         rows = {(part.dtype, part.shape[1:]) for part in parts}
         is_columns = len(rows) > 1
     is_sample = False

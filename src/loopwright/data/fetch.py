@@ -72,9 +72,8 @@ class Fetcher:
         self._select: tuple[int, Callable[[Any], Any] | None] | None = None  # of an epoch
         self._rng, self._collate_rng = RngTracker(), RngTracker()
         self._seeds = SampleSeeds(seed)
-        self._can_split = (
-            True  # until `__getitems__` turns out to return something else than a list of samples
-        )
+        # until `__getitems__` turns out to return something else than a list of samples
+        self._can_split = True
 
     def describe(self) -> dict[str, Any]:
         """Return the length of the data set, where it has one, and the collate function if it is
@@ -83,14 +82,10 @@ class Fetcher:
         own = {"collate": self._collate} if self._is_random_collate else {}
         return {"length": length} | own
 
-    def with_dataset(self, dataset: Any) -> Fetcher:
-        """Return a fetcher over another data set with seed 0, to read samples independently of the
-        run's seed."""
-        return Fetcher(dataset, self._collate, 0, self._index_is_batch)
-
-    def sample(self, index: Any) -> Any:
-        """Return one sample of the first epoch, before collation."""
-        return self._rng.run(self._fetch, Request(0, [index]))
+    def samples_of(self, dataset: Any, indices: list[int]) -> list[Any]:
+        """Return samples of the first epoch of another data set, before collation, with seed 0."""
+        other = Fetcher(dataset, self._collate, 0, self._index_is_batch)
+        return [other._rng.run(other._fetch, Request(0, [index])) for index in indices]
 
     def __getitem__(self, request: Request) -> Batch:
         is_tracked = self._is_random_collate
@@ -100,22 +95,15 @@ class Fetcher:
     def _build(self, request: Request) -> Any:
         """Fetch and collate together: the collate function may change samples, so a second attempt
         needs new ones."""
-        if (
-            self._selects
-            and (select := self._columns(request.epoch))
-            and _are_numbers(request.indices)
-        ):
-            samples = torch.tensor(request.indices)
-            put_together = select
-        else:
-            samples = (
-                self._rng.run(self._fetch, request) if self._is_random else self._fetch(request)
-            )
-            put_together = self._put_together
-            samples = map_tensors(Tensor.clone, samples) if self._copies else samples
+        select = self._columns(request.epoch) if self._selects else None
+        if select is not None and _are_numbers(request.indices):
+            return select(torch.tensor(request.indices))
+        samples = self._rng.run(self._fetch, request) if self._is_random else self._fetch(request)
+        if self._copies:
+            samples = map_tensors(Tensor.clone, samples)
         if self._collate_rng:
             self._collate_rng.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
-        return put_together(samples)
+        return self._put_together(samples)
 
     def _columns(self, epoch: int) -> Callable[[Any], Any] | None:
         """Return the function that selects batches from columns, looked up anew for each epoch;
@@ -156,9 +144,8 @@ class Fetcher:
     def _getitems(self, epoch: int, indices: list[Any]) -> Any:
         self._rng.seed(self._seed_of(epoch, SAMPLE, indices[0]))
         if self._is_arrow and not self._rng:
-            return self.dataset[
-                indices
-            ]  # whole columns, which `__getitems__` would cut into samples
+            # whole columns, which `__getitems__` would cut into samples
+            return self.dataset[indices]
         return self.dataset.__getitems__(indices)
 
     def _seed_of(self, epoch: int, purpose: int, index: Any) -> int:
@@ -333,11 +320,10 @@ def peek_samples(fetcher: Fetcher) -> list[Any] | None:
     They are read from a copy of the data set: no generator changes state, and a file that is opened
     with the first sample is not open yet when workers are forked.
     """
-    if not isinstance(fetcher.dataset, Sized):
-        return None
+    dataset = fetcher.dataset
     try:
-        own = fetcher.with_dataset(_copied(fetcher.dataset))
-        return [own.sample(index) for index in spread_indices(len(fetcher.dataset), NUM_SAMPLES)]
+        indices = spread_indices(len(dataset), NUM_SAMPLES)
+        return fetcher.samples_of(_copied(dataset), indices)
     except Exception:  # a data set with other indices, or one that works only inside workers
         return None
 

@@ -351,11 +351,10 @@ class TensorStream(PositionedStream):
         """Return the function that yields the batches of a span of the order."""
         if is_tensors(self._dataset):
             tensors, order = _resolve(self._dataset, order)
-            return (
-                partial(copies, tensors)
-                if isinstance(order, range)
-                else partial(rows, tensors, order)
-            )
+            if isinstance(order, range):
+                return partial(copies, tensors)
+            rows = [tensor.index_select for tensor in tensors]
+            return partial(selections, lambda indices: [of(0, indices) for of in rows], order)
         from .columnar import columns_of
 
         columns = columns_of(self._dataset)
@@ -408,24 +407,6 @@ def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
 
 def _pinned(batch: Batch) -> Batch:
     return Batch(pin_memory(batch.value), batch.size, batch.total)
-
-
-def rows(
-    tensors: tuple[Tensor, ...],
-    order: Tensor,
-    span: tuple[int, int],
-    batch_size: int,
-    shard: Shard | None,
-) -> Iterator[Batch]:
-    """Yield the batches of some rows of tensors, selected by index."""
-    select = [tensor.index_select for tensor in tensors]
-    if shard is not None:
-        yield from selections(
-            lambda indices: [of(0, indices) for of in select], order, span, batch_size, shard
-        )
-        return
-    for indices in _split(order, span, batch_size):
-        yield Batch([of(0, indices) for of in select], indices.shape[0])
 
 
 def selections(

@@ -28,7 +28,7 @@ from .random import preserved_rng, seed_sample
 from .stream import HasEpochs, Stateful
 
 _MASK = (1 << 64) - 1
-# 2**64 divided by the golden ratio: consecutive inputs land far with_dataset
+# 2**64 divided by the golden ratio: consecutive inputs land far apart
 _STRIDE = 0x9E3779B97F4A7C15
 
 _MAX_LISTED = 1 << 16  # indices of an epoch that are kept as Python numbers, 2.6 MB

@@ -78,12 +78,9 @@ def seed_everything(seed: int) -> int:
 
 def seed_generators(seed: int) -> None:
     """Do what `seed_everything` does, for the library itself: no trainer takes this seed."""
-    if torch.accelerator.is_available():
+    seed_sample(seed)
+    if torch.accelerator.is_available():  # else torch spends milliseconds looking
         torch.manual_seed(seed)
-    else:  # the same, without the milliseconds that torch spends looking for devices
-        _default.manual_seed(seed)
-    random.seed(seed)
-    numpy_random().seed(seed & _NUMPY_MASK)
 
 
 @contextmanager

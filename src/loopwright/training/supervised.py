@@ -48,14 +48,14 @@ def measure_supervised(program: Program, batch: Any) -> StepResult:
     return StepResult.of_loss(loss, program.run.window.size, outputs)
 
 
-def checked_pair(returned: Any) -> tuple[Any, Any]:
-    """The pair that an overridden `split_batch` returned; anything else, also a tensor of two rows,
-    is refused."""
+def checked_pair(returned: Any, method: str = "split_batch") -> tuple[Any, Any]:
+    """The pair that an overridden method returned; anything else, also a tensor of two rows, is
+    refused."""
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]
     raise ConfigurationError(
         "not-a-pair",
-        f"`split_batch` returned {describe(returned)}; it must return two values: (inputs, "
+        f"`{method}` returned {describe(returned)}; it must return two values: (inputs, "
         "targets), or (inputs, None) if there are no targets.",
     )
 

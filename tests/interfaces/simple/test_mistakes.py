@@ -88,10 +88,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
         "metrics-not-numbers",
         "`train_epoch`",
     ),
-    "no pair": (lambda: train(returning(3, "_prepare_batch")), "prepared-no-pair", "int"),
+    "no pair": (lambda: train(returning(3, "_prepare_batch")), "not-a-pair", "int"),
     "a tensor of two rows": (
         lambda: train(returning(torch.ones(2, 6), "_prepare_batch")),
-        "prepared-no-pair",
+        "not-a-pair",
         "shape (2, 6)",
     ),
     "no super().__init__()": (

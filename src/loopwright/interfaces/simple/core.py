@@ -30,7 +30,7 @@ from ...training import steps as loop
 from ...training.own_steps import OwnSteps, gradients, is_paced_by_user, scheduler_position
 from ...training.program import MessageNames
 from ...training.step_checks import SchedulerWatch, StepWatch, Versions, gradient_versions
-from ...training.supervised import describe
+from ...training.supervised import checked_pair
 from ...training.updates import Updates
 from .._shared import InterfaceCore, InterfaceNames, check_idle
 from .config import TrainingSettings
@@ -63,7 +63,6 @@ class SimpleCore(InterfaceCore):
     gave them."""
 
     names = NAMES
-    _plateau_metric = None  # `EpochEnds` looks at what it watches
 
     def __init__(
         self,
@@ -80,7 +79,6 @@ class SimpleCore(InterfaceCore):
         self.settings = TrainingSettings.of(config)
         self.config = config
         self.display = Display()
-        self.shown_epoch: int | None = None  # in the place of the run's own count
         # the metric that ReduceLROnPlateau watches in a `train` call
         self.watched: Callable[[dict[str, float]], str] | None = None
         self.is_passing = False  # over the data, in the core's loop
@@ -207,14 +205,7 @@ class SimpleCore(InterfaceCore):
         return batch
 
     def split_batch(self, batch: Any) -> tuple[Any, Any]:
-        prepared = self.interface._prepare_batch(batch)
-        if isinstance(prepared, (tuple, list)) and len(prepared) == 2:
-            return prepared[0], prepared[1]
-        raise ConfigurationError(  # also for a tensor of two rows
-            "prepared-no-pair",
-            f"`_prepare_batch` returned {describe(prepared)}; return the pair (inputs, targets), "
-            "or (inputs, None) if there are no targets.",
-        )
+        return checked_pair(self.interface._prepare_batch(batch), "_prepare_batch")
 
     def forward(self, inputs: Any) -> Any:
         return self.interface._forward_pass(inputs)
@@ -474,14 +465,9 @@ class Guard(NonFiniteGuard):
 
 
 class Display(ProgressDisplay):
-    """Shows the number that `train_epoch` was given, where it is called on its own."""
-
-    def _epoch_number(self, trainer: CoreTrainer, ended: bool = False) -> str:
-        shown = trainer.shown_epoch if isinstance(trainer, SimpleCore) else None
-        return super()._epoch_number(trainer, ended) if shown is None else f"{shown}"
+    """Shows nothing of the best epoch, which the interface's `train` looks for by itself."""
 
     def _last_lines(self, trainer: CoreTrainer) -> list[str]:
-        """Nothing of the best epoch: the interface's `train` looks for it by itself."""
         return stop_lines(trainer)
 
 

@@ -22,7 +22,6 @@ from .._shared import as_tracker
 
 if TYPE_CHECKING:
     from ...trackers import Track
-    from .core import SimpleCore
     from .trainer import Trainer
 
 SAVED = re.compile(r"best_model|checkpoint_latest|checkpoint_epoch_\d+")
@@ -102,7 +101,7 @@ class EpochEnds:
         if self.patience is not None or is_kept or has_plateau:
             self._check_measured(eval_dataloader)
             settle_all([self._watched], self.core.run.metrics.directions)
-            check_plateau(self.core, self._watched.name, self._watched.mode)
+            self.core._plateau_metric = self._watched.name
         self.core.watched = self.metric_in
         if self.save_dir is not None:
             is_own = self.trainer._overrides("_save_checkpoint")
@@ -232,17 +231,3 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     it."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, float("nan")) for row in rows] for name in names}
-
-
-def check_plateau(core: SimpleCore, metric: str, mode: Mode, where: str = "") -> None:
-    """Refuse ReduceLROnPlateau where it would take an improvement of what it watches for its
-    opposite."""
-    for schedule in core.schedules.values():
-        if schedule.watches and schedule.metric is None and schedule.scheduler.mode != mode:
-            better = "larger" if mode == "max" else "smaller"
-            raise ConfigurationError(
-                "plateau-mode",
-                f'ReduceLROnPlateau(mode="{schedule.scheduler.mode}") watches {metric!r}{where}, '
-                f'for which {better} values are better: create it with mode="{mode}", or let it '
-                "watch another metric with train(..., best_model_metric=...).",
-            )

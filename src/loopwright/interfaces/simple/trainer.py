@@ -27,7 +27,7 @@ from ...training.components import is_trained
 from ...training.supervised import TARGET_NAMES, call_model, loss_of, split_supervised
 from .._shared import LoggingTrainer, is_overridden, tracked
 from .core import NAMES, SimpleCore
-from .epoch_ends import EpochCallback, EpochEnds, as_lists, check_plateau
+from .epoch_ends import EpochCallback, EpochEnds, as_lists
 
 if TYPE_CHECKING:
     from ...trackers import Track
@@ -189,27 +189,23 @@ class Trainer(LoggingTrainer):
         """Train on all batches once, then evaluate if there is an `eval_dataloader`. Returns the
         metrics of both.
 
-        `epoch` is the number that is shown; the order of a shuffling loader follows the trainer's
-        own count.
+        `epoch` is for a `train_epoch` of your own: what is shown, and the order of a shuffling
+        loader, follow the trainer's own count.
         """
         core = self._core
         if core.is_running:
             return core.pass_over(train_dataloader, eval_dataloader)
         check_data(train_dataloader, "train_dataloader")
-        check_plateau(core, "eval_loss", "min", " in train_epoch")
         core.check_stepped_once()
         ends: list[dict[str, float]] = []
-        core.shown_epoch = epoch
         core.watched = None
-        try:
-            core.run_epochs(
-                train_dataloader,
-                1,
-                lambda _: core.pass_over(train_dataloader, eval_dataloader),
-                lambda _, metrics: ends.append(metrics),
-            )
-        finally:
-            core.shown_epoch = None
+        core._plateau_metric = "eval_loss"
+        core.run_epochs(
+            train_dataloader,
+            1,
+            lambda _: core.pass_over(train_dataloader, eval_dataloader),
+            lambda _, metrics: ends.append(metrics),
+        )
         core.note_stepped()
         return ends[0]
 
