@@ -8,7 +8,6 @@ from copy import deepcopy
 from enum import Enum
 from hashlib import blake2b
 from inspect import isgeneratorfunction
-from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..errors import DataError
-from ..trees import named_leaves
 from .order import SAMPLE, WORKER, derive_seed
 from .random import preserved_rng, seed_sample
 from .stream import HasEpochs, Stateful
@@ -181,7 +179,7 @@ class Cursor:
         if found is None:
             return
         try:
-            state = found.read_storable()
+            state = found.read()
         except DataError:
             if self._is_saved:
                 raise
@@ -245,9 +243,6 @@ def _shows(found: Accessors, loaded: str) -> bool:
         return False
 
 
-PLAIN = bool | int | float | complex | str | bytes | PurePath
-TENSORS = Tensor | np.ndarray | np.generic | torch.dtype | torch.device
-STORABLE = "numbers, strings, bytes, tensors, arrays, and dicts, lists and tuples of them"
 # of `datasets`: where a data set holds others, and one whose state lacks what is in its buffer
 INSIDE = ("dataset", "_ex_iterable", "ex_iterable", "ex_iterables")
 BUFFER = "BufferShuffledExamplesIterable"
@@ -293,23 +288,8 @@ class Accessors(NamedTuple):
             raise DataError(
                 "position-not-saved",
                 f"{self.owner}.{self.get.__name__}() failed ({type(error).__name__}: {error}), so "
-                "the position in the data cannot be saved. It must work after every item, and "
-                f"return {STORABLE}.",
+                "the position in the data cannot be saved. It must work after every item.",
             ) from error
-
-    def read_storable(self) -> Any:
-        """Return the state, which must be one that a checkpoint can hold."""
-        state = self.read()
-        for path, value in named_leaves(state):
-            if value is not None and not isinstance(
-                value, PLAIN | TENSORS | Mapping | list | tuple
-            ):
-                raise DataError(
-                    "position-not-saved",
-                    f"{self.owner}.{self.get.__name__}() returned a state that cannot be saved: "
-                    f"{path or 'it'} is a {type(value).__name__}. Return {STORABLE}.",
-                )
-        return state
 
 
 def accessors(owner: object) -> Accessors | None:

@@ -101,17 +101,20 @@ def set_hyperparameters(optimizer: Optimizer, groups: Iterable[Mapping[str, Any]
         group.update({name: value for name, value in values.items() if name != "params"})
 
 
-def unsaved_texts(callback: object, components: Components) -> list[str]:
+def unsaved_texts(
+    callback: object, components: Components, kinds: tuple[type, ...] = (Optimizer,)
+) -> list[str]:
     """Return a line for each model or optimizer of a callback that changes in training and that no
     checkpoint holds; metrics are saved by themselves."""
     saved: set[object] = set(components.optimizers.values())
+    saved.update(schedule.scheduler for schedule in components.schedules.values())
     for module in components.modules.values():
         saved.update(module.modules())
     name = type(callback).__name__
     texts = []
     for path, value in attributes_of(callback):
         is_model = isinstance(value, nn.Module) and not isinstance(value, ComputedMetric)
-        changes = is_trained(value) if is_model else isinstance(value, Optimizer)
+        changes = is_trained(value) if is_model else isinstance(value, kinds)
         if changes and value not in saved:
             texts.append(
                 f"Checkpoints do not contain {name}.{path} ({type(value).__name__}), so a resumed "

@@ -83,6 +83,7 @@ class SimpleCore(InterfaceCore):
         self.watched: Callable[[dict[str, float]], str] | None = None
         self.is_passing = False  # over the data, in the core's loop
         self.has_said_unsaved = False
+        self._recorder: RunRecorder | None = None
         self._stepped: SchedulerWatch | None = None  # where `train_epoch` left the schedulers
         self._paced: dict[str, int] = {}  # schedules whose cadence is the config's, by their ids
         self._epoch: EpochFunction | None = None
@@ -301,17 +302,10 @@ class SimpleCore(InterfaceCore):
         """Record the run in the directory of its checkpoints; without one, go on as before."""
         if save_dir is None or not self.runtime.is_main:
             return
-        recorder = self._recorder
-        others = [callback for callback in self.run.callbacks if callback is not recorder]
-        if recorder is None or recorder.own_path != Path(save_dir):
-            recorder = RunRecorder("warn", directory=save_dir, existing="replace")
-        self.run.bind([*others, recorder])
-
-    @property
-    def _recorder(self) -> RunRecorder | None:
-        return next(
-            (callback for callback in self.run.callbacks if isinstance(callback, RunRecorder)), None
-        )
+        others = [callback for callback in self.run.callbacks if callback is not self._recorder]
+        if self._recorder is None or self._recorder.own_path != Path(save_dir):
+            self._recorder = RunRecorder("warn", directory=save_dir, existing="replace")
+        self.run.bind([*others, self._recorder])
 
     def _record_own(self, metrics: Mapping[str, float]) -> None:
         """Record what a `train_epoch` of the user's own returns besides what the core's pass has

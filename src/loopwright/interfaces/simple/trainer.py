@@ -23,7 +23,7 @@ from ...metrics.meter import Meter
 from ...metrics.result import StepResult
 from ...runtime.base import checked_device
 from ...trainer import Trainer as CoreTrainer
-from ...training.components import is_trained
+from ...training.callback_schedulers import unsaved_texts
 from ...training.supervised import TARGET_NAMES, call_model, loss_of, split_supervised
 from .._shared import LoggingTrainer, is_overridden, tracked
 from .core import NAMES, SimpleCore
@@ -31,8 +31,6 @@ from .epoch_ends import EpochCallback, EpochEnds, as_lists
 
 if TYPE_CHECKING:
     from ...trackers import Track
-
-KEPT = (Optimizer, LRScheduler)
 
 
 class Trainer(LoggingTrainer):
@@ -357,22 +355,14 @@ class Trainer(LoggingTrainer):
         )
 
     def _say_unsaved(self) -> None:
-        """Say once which attributes of a subclass are trained and not in its checkpoints."""
+        """Say once which attributes of a subclass change in training and are not in its
+        checkpoints."""
         core = self._core
-        schedulers = (schedule.scheduler for schedule in core.schedules.values())
-        kept = {id(one) for one in (*core.modules.values(), *core.optimizers.values(), *schedulers)}
-        names = [
-            name
-            for name, value in vars(self).items()
-            if id(value) not in kept and _has_state(value)
-        ]
-        if names and not (core.has_said_unsaved or has_users_state(self)):
-            core.has_said_unsaved = True
-            core.run.say(
-                f"Checkpoints do not contain {', '.join(names)}, which {type(self).__name__} has "
-                "in addition to model, optimizer and scheduler: return their states from a "
-                "`state_dict` of your class and load them in `load_state_dict`."
-            )
+        if core.has_said_unsaved or has_users_state(self):
+            return
+        core.has_said_unsaved = True
+        for text in unsaved_texts(self, core._components, (Optimizer, LRScheduler)):
+            core.run.say(text)
 
     # The parts of a step
 
@@ -449,10 +439,6 @@ def check_data(data: Any, name: str) -> None:
             f"{name} is a {type(data).__name__}, which does not return batches: pass a DataLoader, "
             "such as DataLoader(dataset, batch_size=32).",
         )
-
-
-def _has_state(value: Any) -> bool:
-    return is_trained(value) if isinstance(value, nn.Module) else isinstance(value, KEPT)
 
 
 def pretrained_files(model: nn.Module) -> dict[str, bytes]:
