@@ -25,7 +25,7 @@ from tests.demo_runs import make_demo_run
 from torch import nn
 
 from loopwright import Callback, StepResult, Trainer
-from loopwright.run import MetricsStore, RunView, StepRow
+from loopwright.run import MetricsStore, Run, StepRow
 from loopwright.run.metrics_view import MetricsView
 
 SCALARS = 10
@@ -118,7 +118,7 @@ def cost_of_reading(folder: Path, points: int) -> None:
     print(f"{(path / 'metrics.sqlite').stat().st_size / 1e6:.0f} MB")
 
     def opened() -> object:
-        run = RunView(path)
+        run = Run(path)
         return (
             run.state,
             run.progress,

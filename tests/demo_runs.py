@@ -17,6 +17,7 @@ import yaml
 from loopwright.metrics.media import Histogram, Images, Media, Table
 from loopwright.metrics.rows import StepRow
 from loopwright.run import MetricsStore, RunManifest
+from tests.runs import steps_of
 
 NAMES = ("loss", "accuracy", "lr", "train/grad_norm", "train/throughput")
 BATCH, SECONDS_PER_STEP, LOG_POINT, PAUSE = 32, 0.01, 512, 600.0
@@ -112,7 +113,8 @@ def make_demo_runs(root: str | Path, count: int, **options: Any) -> list[Path]:
 def grow(folder: str | Path, steps: int) -> None:
     """Add steps to a demo run, as a training that goes on."""
     store = MetricsStore(Path(folder) / "metrics.sqlite")
-    first, names = store.last_step() + 1, sorted({row[2] for row in store.steps()})
+    first = 1 + max(row[1] for row in steps_of(store))
+    names = sorted({row[2] for row in steps_of(store)})
     store.close()
     run = DemoRun(
         Path(folder), names, first + steps, 1, 0, nan_spikes=False, began=time.time() - first * 0.01

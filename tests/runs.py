@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from loopwright import Callback, Schedule, Trainer
 from loopwright.callbacks.checkpoints import Checkpoints
-from loopwright.run import MetricsStore
+from loopwright.run import MetricsStore, MetricsView
 
 from .loops import assert_same_model, assert_same_optimizer, build_net
 
@@ -51,10 +51,24 @@ def build_trainer(run_dir: Path | None, callbacks=(), **options: object) -> Trai
     )
 
 
+def steps_of(store: MetricsStore, name: str | None = None) -> list[tuple[int, int, str, float]]:
+    """The (update, step, name, value) rows of one metric, or of all, in the order of steps."""
+    store.flush()
+    rows = MetricsView(store.path).rows("step", name)
+    return [(point.update, point.at, key, point.value) for key, point in rows]
+
+
+def epochs_of(store: MetricsStore, name: str | None = None) -> list[tuple[int, int, str, float]]:
+    """The (epoch, update, name, value) rows of one metric, or of all, in the order of epochs."""
+    store.flush()
+    rows = MetricsView(store.path).rows("epoch", name)
+    return [(point.at, point.update, key, point.value) for key, point in rows]
+
+
 def rows(trainer: Trainer) -> tuple[list, list]:
     store = MetricsStore(trainer.run.files.directory.metrics_path)
     try:
-        return store.steps(), store.epochs()
+        return steps_of(store), epochs_of(store)
     finally:
         store.close()
 

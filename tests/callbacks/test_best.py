@@ -15,7 +15,7 @@ from loopwright.checkpoint import CheckpointStore, list_checkpoints, load_weight
 from loopwright.cli.selection import pick_checkpoint
 from loopwright.run import choose
 from loopwright.run.best import load_weights as load_best
-from loopwright.run.reading import RunView
+from loopwright.run.reading import Run
 
 from ..loops import evaluate_by_hand
 from ..mistakes import raises
@@ -208,7 +208,7 @@ def test_a_model_whose_metric_is_no_number_is_never_the_best(tmp_path, points, s
     run(points, [Logged(score=scores), BestModel("score", keep=2)], 2, tmp_path)
     best = f"update-{5 + 5 * scores.index(0.9):08d}"
     assert len(list(Path(tmp_path, "kept").iterdir())) == 2
-    assert pick_checkpoint(RunView(tmp_path), "best").name == best
+    assert pick_checkpoint(Run(tmp_path), "best").name == best
     assert choose(tmp_path).name == best
     weights, expected = load_best(tmp_path, use="best"), load_weights(tmp_path / "kept" / best)
     assert all(torch.equal(weights[name], value) for name, value in expected.items())

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Interrupted, Trainer
 from loopwright.callbacks import BestModel, Checkpoints, Rewind
-from loopwright.run import RunView
+from loopwright.run import Run
 
 from ..loops import build_net
 
@@ -35,7 +35,7 @@ def data(points):
 
 
 def events(run="run"):
-    return [(event.kind, event.update, event.step) for event in RunView(run).metrics.events()]
+    return [(event.kind, event.update, event.step) for event in Run(run).metrics.events()]
 
 
 def kinds(run="run"):
@@ -46,8 +46,8 @@ def test_a_run_has_its_start_evaluations_best_values_checkpoints_and_end(data):
     build(BestModel("eval_loss")).train(data, num_epochs=2, eval_data=data, batch_size=8)
     assert events()[:3] == [("started", 0, 0), ("evaluation", 4, 4), ("best", 4, 4)]
     assert events()[-2:] == [("checkpoint", 8, 8), ("finished", 8, 8)]
-    found = RunView("run").metrics.events()
-    assert found[1].detail == {"loss": RunView("run").metrics.epochs("eval_loss")[0].value}
+    found = Run("run").metrics.events()
+    assert found[1].detail == {"loss": Run("run").metrics.epochs("eval_loss")[0].value}
     assert found[2].detail == {"metric": "eval_loss", "value": found[1].detail["loss"]}
     assert all(event.wall > 1e9 for event in found)
 
@@ -59,7 +59,7 @@ def test_a_resumed_run_says_where_it_went_on_and_has_no_event_twice(data):
         data, num_updates=10, eval_data=data, batch_size=8
     )
     assert kinds().count("started") == 1
-    resumed = next(event for event in RunView("run").metrics.events() if event.kind == "resumed")
+    resumed = next(event for event in Run("run").metrics.events() if event.kind == "resumed")
     assert (resumed.update, resumed.text) == (6, "at epoch 2, update 6")
     assert len({event for event in events() if event[0] == "evaluation"}) == kinds().count(
         "evaluation"
@@ -75,7 +75,7 @@ def test_a_failed_run_has_its_traceback_in_the_event_and_in_the_log(data):
 
     with pytest.raises(RuntimeError, match="the third step"):
         build(kind=Fails).train(data, batch_size=8)
-    run = RunView("run")
+    run = Run("run")
     failed = run.metrics.events()[-1]
     assert (failed.kind, failed.text) == ("failed", "RuntimeError: the third step")
     assert 'raise RuntimeError("the third step")' in failed.detail["traceback"]
@@ -92,7 +92,7 @@ def test_a_signal_is_an_event(data):
 
     with pytest.raises(Interrupted):
         build(Interrupts()).train(data, num_epochs=5, batch_size=8)
-    last = RunView("run").metrics.events()[-1]
+    last = Run("run").metrics.events()[-1]
     assert (last.kind, last.text, last.update) == ("signal", "SIGTERM", 2)
 
 
@@ -109,8 +109,8 @@ def test_a_rewind_is_an_event_and_removes_what_was_logged_after_it(data):
 
     build(Rewind(every_updates=1), kind=Poisons).train(data, batch_size=8)
     assert kinds().count("rewind") == 1
-    steps = [item.step for item in RunView("run").metrics.media("step")]
-    assert steps == list(range(1, RunView("run").progress.step + 1))
+    steps = [item.step for item in Run("run").metrics.media("step")]
+    assert steps == list(range(1, Run("run").progress.step + 1))
 
 
 def test_smaller_micro_batches_are_an_event(data):
@@ -122,11 +122,9 @@ def test_smaller_micro_batches_are_an_event(data):
             return super().train_step(batch)
 
     build(kind=RunsOut).train(data, batch_size=8)
-    event = next(
-        event for event in RunView("run").metrics.events() if event.kind == "micro_batches"
-    )
+    event = next(event for event in Run("run").metrics.events() if event.kind == "micro_batches")
     assert (event.update, event.detail) == (1, {"number": 2})
-    assert [(item.step, item.position) for item in RunView("run").metrics.media("part")] == [
+    assert [(item.step, item.position) for item in Run("run").metrics.media("part")] == [
         (step, position) for step in range(1, 5) for position in range(2)
     ]
 
@@ -141,7 +139,7 @@ def test_lines_of_the_log_warnings_and_printed_lines_are_recorded(data, capsys):
             trainer.say("a printed line")
 
     build(Talks(), progress="lines").train(data, batch_size=8)
-    lines = [(line.level, line.text) for line in RunView("run").metrics.log_lines()]
+    lines = [(line.level, line.text) for line in Run("run").metrics.log_lines()]
     assert ("WARNING", "mine: the first") in lines
     assert ("INFO", "a printed line") in lines
     assert any(level == "WARNING" and "UserWarning: odd numbers" in text for level, text in lines)
@@ -159,6 +157,6 @@ def test_a_second_call_of_train_is_another_start(data):
     trainer = build()
     trainer.train(data, batch_size=8)
     trainer.train(data, batch_size=8)
-    started = [event for event in RunView("run").metrics.events() if event.kind == "started"]
+    started = [event for event in Run("run").metrics.events() if event.kind == "started"]
     assert [(event.update, event.detail["call"]) for event in started] == [(0, 1), (4, 2)]
     assert kinds().count("finished") == 2

@@ -16,6 +16,7 @@ from loopwright.callbacks.recorder import RunRecorder
 from loopwright.checkpoint import list_checkpoints
 from loopwright.run import MetricsStore, RunDirectory, RunManifest
 from tests.forked import call_forked
+from tests.runs import epochs_of, steps_of
 
 from .runs import Crash, build_trainer, train
 
@@ -40,15 +41,15 @@ def test_every_step_is_recorded_once_with_its_update(
     expected = [
         (update, step, "loss", losses[step - 1]) for step, update in enumerate(updates, start=1)
     ]
-    assert metrics(tmp_path).steps() == expected
+    assert steps_of(metrics(tmp_path)) == expected
 
 
 def test_an_epoch_that_was_cut_short_is_recorded_and_then_replaced(tmp_path, points):
     trainer = build_trainer(run_dir=tmp_path)
     trainer.train(points, num_updates=3, batch_size=8)
-    assert [row[:3] for row in metrics(tmp_path).epochs()] == [(1, 3, "loss")]
+    assert [row[:3] for row in epochs_of(metrics(tmp_path))] == [(1, 3, "loss")]
     trainer.train(points, 1, batch_size=8)
-    assert metrics(tmp_path).epochs() == [(1, 5, "loss", trainer.history.last("loss"))]
+    assert epochs_of(metrics(tmp_path)) == [(1, 5, "loss", trainer.history.last("loss"))]
 
 
 def test_a_run_goes_on_exactly_where_its_metrics_were_lost(tmp_path, points):
@@ -64,7 +65,7 @@ def test_a_run_goes_on_exactly_where_its_metrics_were_lost(tmp_path, points):
     assert list(again.history.steps["loss"]) == list(straight.history.steps["loss"])
     (tmp_path / "run" / "metrics.sqlite").unlink()
     train(build_trainer(run_dir=tmp_path / "run"), points, num_epochs=4)
-    assert [row[1] for row in metrics(tmp_path / "run").steps("loss")] == [16, 17, 18, 19, 20]
+    assert [row[1] for row in steps_of(metrics(tmp_path / "run"), "loss")] == [16, 17, 18, 19, 20]
 
 
 def test_a_finished_run_says_so_with_its_progress(tmp_path, points):
@@ -124,11 +125,11 @@ def test_a_killed_run_has_all_metrics_up_to_its_last_resume_point_and_once_resum
         ended = call_forked(lambda update=update: run("killed", KillBeforeSaving(update)), tmp_path)
         assert ended.code == -signal.SIGKILL, ended.err
         newest = [info for info in list_checkpoints(tmp_path / "killed") if info.kind != "kept"][-1]
-        assert metrics(tmp_path / "killed").last_step() == newest.meta["step"] == update - 1
+        assert steps_of(metrics(tmp_path / "killed"))[-1][1] == newest.meta["step"] == update - 1
     run("killed")
     straight, killed = metrics(tmp_path / "straight"), metrics(tmp_path / "killed")
-    assert straight.steps() == killed.steps()
-    assert straight.epochs() == killed.epochs()
+    assert steps_of(straight) == steps_of(killed)
+    assert epochs_of(straight) == epochs_of(killed)
     assert "has no metrics of steps" not in caplog.text
 
 
@@ -148,7 +149,7 @@ def test_metrics_that_are_removed_while_the_run_writes_them_are_missed_and_not_s
     said = [line for line in caplog.messages if "was removed while the run was writing it" in line]
     assert len(said) == 1
     losses = list(trainer.history.steps["loss"])
-    assert [value for _, step, _, value in metrics(tmp_path).steps("loss")] == losses[5:]
+    assert [value for _, step, _, value in steps_of(metrics(tmp_path), "loss")] == losses[5:]
 
 
 @pytest.mark.parametrize("flush_seconds", [-1.0, 1e9])
@@ -164,11 +165,11 @@ def test_the_steps_of_an_epoch_that_an_exception_ended_are_there_once_the_traine
     # other data: the rest of the second epoch is left out
     train(trainer, TensorDataset(*points[:24]), num_epochs=1)
     losses = list(trainer.history.steps["loss"])
-    assert [step for _, step, _, _ in metrics(tmp_path).steps("loss")] == list(range(1, 12))
-    assert [value for *_, value in metrics(tmp_path).steps("loss")] == losses
+    assert [step for _, step, _, _ in steps_of(metrics(tmp_path), "loss")] == list(range(1, 12))
+    assert [value for *_, value in steps_of(metrics(tmp_path), "loss")] == losses
     assert len(trainer.history.epochs) == trainer.progress.epoch == 3
     assert trainer.history["loss"][1] == sum(losses[5:8]) / 3
-    assert [epoch for epoch, *_ in metrics(tmp_path).epochs("eval_loss")] == [1, 3]
+    assert [epoch for epoch, *_ in epochs_of(metrics(tmp_path), "eval_loss")] == [1, 3]
 
 
 def test_what_git_says_after_the_first_step_is_still_recorded(tmp_path, points, monkeypatch):

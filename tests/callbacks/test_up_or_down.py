@@ -22,7 +22,7 @@ from loopwright.callbacks import (
     OfflineLoss,
 )
 from loopwright.optim.build import Schedule
-from loopwright.run.reading import RunView
+from loopwright.run.reading import Run
 
 from ..mistakes import raises
 from .runs import Logged, build_trainer, train
@@ -93,7 +93,7 @@ def test_the_mode_is_noted_in_the_run_and_with_the_model(points, tmp_path):
         "best_eval_fit",
     )
     assert {name: modes[name] for name in falling} == dict.fromkeys(falling, "min")
-    run = RunView(tmp_path)
+    run = Run(tmp_path)
     (kept,) = [info for info in run.checkpoints() if info.kind == "kept"]
     assert (kept.metric, kept.mode, run.best("foo").value, run.main_metric) == (
         ("foo", 1.0),

@@ -11,10 +11,11 @@ import pytest
 
 from loopwright import ConfigurationError
 from loopwright.cli import main
-from loopwright.run import MetricsStore, RunView, find_runs
+from loopwright.run import MetricsStore, Run, find_runs
 from loopwright.run.changes import flatten
 from loopwright.run.compare import compare_runs
 from tests.cli.gallery import train_run
+from tests.runs import steps_of
 
 
 def test_two_runs_of_one_seed_are_the_same(in_gallery, capsys):
@@ -29,7 +30,7 @@ def test_two_seeds_part_where_their_metrics_first_differ(in_gallery, capsys):
     assert main(["diff", "finished", "stopped", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     ours, theirs = (
-        RunView(Path("runs") / name).metrics.steps("loss") for name in ("finished", "stopped")
+        Run(Path("runs") / name).metrics.steps("loss") for name in ("finished", "stopped")
     )
     first = next(
         mine for mine, other in zip(ours, theirs, strict=False) if mine.value != other.value
@@ -42,7 +43,7 @@ def test_two_seeds_part_where_their_metrics_first_differ(in_gallery, capsys):
 def test_one_changed_bit_is_found(gallery, tmp_path):
     path = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
     store = MetricsStore(path / "metrics.sqlite")
-    (value,) = (row[3] for row in store.steps("loss") if row[1] == 7)
+    (value,) = (row[3] for row in steps_of(store, "loss") if row[1] == 7)
     bits = struct.unpack(">q", struct.pack(">d", value))[0] ^ 1
     changed = struct.unpack(">d", struct.pack(">q", bits))[0]
     query = (
@@ -51,14 +52,14 @@ def test_one_changed_bit_is_found(gallery, tmp_path):
     )
     store._open().connection.execute(query, (changed,))
     store.close()
-    steps, epochs = compare_runs(RunView(gallery / "runs/finished"), RunView(path)).metrics
+    steps, epochs = compare_runs(Run(gallery / "runs/finished"), Run(path)).metrics
     assert (steps.at, steps.num_same, epochs.at) == (7, 6, None)
     assert (steps.changes[0].first, steps.changes[0].second) == (value, changed)
 
 
 def test_configs_are_compared_by_their_keys(configured, capsys):
     first, second = sorted(
-        find_runs(configured / "runs"), key=lambda path: RunView(path).config["model"]["width"]
+        find_runs(configured / "runs"), key=lambda path: Run(path).config["model"]["width"]
     )
     assert main(["diff", str(first), str(second)]) == 1
     printed = capsys.readouterr().out
@@ -72,7 +73,7 @@ def test_code_differs_if_a_module_of_the_run_does(configured, tmp_path):
     copy = Path(shutil.copytree(path, tmp_path / "run"))
     with (copy / "cli_project.py").open("a") as file:
         file.write("# changed\n")
-    diff = compare_runs(RunView(path), RunView(copy))
+    diff = compare_runs(Run(path), Run(copy))
     assert [change.key for change in diff.parts["code"]] == ["cli_project.py"]
 
 
@@ -100,5 +101,5 @@ def test_a_resumed_run_is_the_same_as_one_that_was_not_interrupted(tmp_path):
     train_run(tmp_path / "whole", seed=5)
     train_run(tmp_path / "broken", seed=5, how="failed")
     train_run(tmp_path / "broken", seed=5)
-    diff = compare_runs(RunView(tmp_path / "whole"), RunView(tmp_path / "broken"))
+    diff = compare_runs(Run(tmp_path / "whole"), Run(tmp_path / "broken"))
     assert all(divergence.is_same for divergence in diff.metrics)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 
 from loopwright.interfaces.configured import Experiment
-from loopwright.run.reading import RunView
+from loopwright.run.reading import Run
 from tests.cli.projects import Project, Shell
 
 
 def test_eval_measures_once_what_the_callbacks_of_the_run_measure(trained: Project, shell: Shell):
     assert shell("eval", "last") == 0
     head, *rows = shell.out.splitlines()
-    run = RunView(trained.runs()[0])
+    run = Run(trained.runs()[0])
     best = run.best_of("test_loss")
     assert best is not None
     assert head.startswith(f"points/{run.path.name}, kept/update-0000000{3 * best.epoch}")
@@ -31,7 +31,7 @@ def test_eval_on_a_named_data_set_gives_its_losses_as_json(trained: Project, she
 
 @pytest.mark.parametrize("which", ["3", "best", "path"])
 def test_eval_takes_the_checkpoint_that_is_named(trained: Project, shell: Shell, which: str):
-    run = RunView(trained.runs()[0])
+    run = Run(trained.runs()[0])
     best = run.best_of("test_loss")
     paths = {info.name: info.path for info in run.checkpoints()}
     wanted = str(paths["update-00000003"]) if which == "path" else which

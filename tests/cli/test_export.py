@@ -15,7 +15,7 @@ from loopwright import ConfigurationError
 from loopwright.checkpoint import load_weights
 from loopwright.checkpoint.onnx import export_module
 from loopwright.cli import main
-from loopwright.run import RunView, find_runs
+from loopwright.run import Run, find_runs
 from tests.cli.helpers import flip
 
 
@@ -73,7 +73,7 @@ def test_onnx_of_a_run_computes_what_its_model_does(configured, tmp_path, capsys
     printed = capsys.readouterr().out
     assert "for any batch size" in printed
     assert "Its outputs agree with those of torch: the largest difference is " in printed
-    weights = load_weights(RunView(path).checkpoints()[-1].path)
+    weights = load_weights(Run(path).checkpoints()[-1].path)
     width = weights["body.0.bias"].numel()
     # no dropout
     model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Identity(), nn.Linear(width, 1))

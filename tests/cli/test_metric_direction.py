@@ -19,7 +19,7 @@ from loopwright.cli.sweep import Optuna, mode_of
 from loopwright.cli.sweep.child import placed
 from loopwright.config import Sweep, load_config
 from loopwright.interfaces.configured.experiment import Experiment
-from loopwright.run import RunView
+from loopwright.run import Run
 from loopwright.run.best import load_weights as load_best
 from loopwright.run.experiment import load_for_use
 from tests.cli.sweep.projects import write_project
@@ -119,7 +119,7 @@ def test_one_rule_says_which_kept_model_is_the_best(here, capsys):
     assert torch.equal(model.weight.detach(), weights[0])
     assert main(["export", "runs/one", "--output", "one.safetensors"]) == 0
     assert "test_loss 1), written" in capsys.readouterr().out
-    assert RunView(here / "runs/one").main_metric == "test_loss"
+    assert Run(here / "runs/one").main_metric == "test_loss"
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_sweep_does_not_go_by_a_name_where_its_runs_know_better(project, capsy
     said = capsys.readouterr().err
     assert "smaller values of 'test_score' are better" in said
     assert main([*command, "--direction", "minimize", "--json"]) == 0
-    measured = RunView("runs/points/sweep/width=4").metrics
+    measured = Run("runs/points/sweep/width=4").metrics
     values = [
         point.value for point in (*measured.steps("test_score"), *measured.epochs("test_score"))
     ]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from loopwright.cli import main
-from loopwright.run import MetricsStore, RunManifest, RunView
+from loopwright.run import MetricsStore, Run, RunManifest
 from tests.cli.helpers import run_on_terminal
 
 
@@ -28,7 +28,7 @@ def test_svg_names_every_run(in_gallery, tmp_path):
 def test_text_has_a_chart_for_each_run_with_its_scale(in_gallery, capsys):
     assert main(["plot", "finished", "stopped", "--metric", "loss", "--text"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    values = [point.value for point in RunView("runs/finished").metrics.steps("loss")]
+    values = [point.value for point in Run("runs/finished").metrics.steps("loss")]
     assert lines[0].startswith("finished loss ")
     assert lines[1].split()[0] == f"{max(values):.4g}"
     assert lines[15].split()[0] == f"{min(values):.4g}"

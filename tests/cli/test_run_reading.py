@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
-from loopwright.run import MetricsStore, RunManifest, RunView, find_runs
+from loopwright.run import MetricsStore, Run, RunManifest, find_runs
 from loopwright.run.metrics_view import MetricsView
 from tests.cli.gallery import locked_by_another_process
 from tests.metrics.step_rows import rows_of
@@ -39,11 +39,11 @@ def unfinished(path: Path) -> Path:
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed", "interrupted"])
 def test_a_run_that_noted_its_end_is_in_that_state(gallery, state):
-    assert RunView(gallery / "runs" / state).state == state
+    assert Run(gallery / "runs" / state).state == state
 
 
 def test_a_killed_run_has_crashed(gallery):
-    run = RunView(gallery / "runs/killed")
+    run = Run(gallery / "runs/killed")
     assert json.loads((run.path / "run.json").read_text())["state"] == "running"
     assert run.state == "crashed"
 
@@ -51,8 +51,8 @@ def test_a_killed_run_has_crashed(gallery):
 def test_a_run_whose_lock_is_held_is_running_and_has_crashed_afterwards(tmp_path):
     path = unfinished(tmp_path / "run")
     with locked_by_another_process(path):
-        assert RunView(path).state == "running"
-    assert RunView(path).state == "crashed"
+        assert Run(path).state == "running"
+    assert Run(path).state == "crashed"
 
 
 def test_looking_at_a_run_of_this_process_does_not_give_its_lock_away(tmp_path):
@@ -60,7 +60,7 @@ def test_looking_at_a_run_of_this_process_does_not_give_its_lock_away(tmp_path):
 
     class Look(Callback):
         def on_epoch_end(self, trainer: Trainer, metrics) -> None:
-            seen.append(RunView(trainer.run.files.directory.path).state)
+            seen.append(Run(trainer.run.files.directory.path).state)
             command = [sys.executable, "-c", ASK, str(trainer.run.files.directory.path / ".lock")]
             seen.append(
                 subprocess.run(
@@ -86,9 +86,9 @@ def test_looking_at_a_run_of_this_process_does_not_give_its_lock_away(tmp_path):
 def test_a_run_on_another_machine_is_running_while_it_writes(tmp_path):
     path = unfinished(tmp_path / "run")
     (path / ".lock").write_text("process 17 on another-machine\n")
-    assert RunView(path).state == "running"
+    assert Run(path).state == "running"
     os.utime(path / "run.json", (0, 0))
-    assert RunView(path).state == "crashed"
+    assert Run(path).state == "crashed"
 
 
 def test_rows_are_seen_while_a_writer_has_the_file_open_and_it_goes_on_writing(tmp_path):
@@ -115,7 +115,7 @@ DAMAGE = {
 @pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_manifest_is_a_state_and_no_error(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content)
-    run = RunView(tmp_path)
+    run = Run(tmp_path)
     assert run.state == "unreadable"
     assert run.progress.update is None
 

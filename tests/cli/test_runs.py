@@ -13,7 +13,7 @@ import pytest
 from loopwright import ConfigurationError
 from loopwright.cli import main
 from loopwright.cli.selection import find_run
-from loopwright.run import RunView
+from loopwright.run import Run
 from tests.cli.gallery import ROOT
 from tests.cli.helpers import run_on_terminal
 
@@ -37,7 +37,7 @@ def test_table_has_a_row_for_each_run_with_state_progress_and_best_metric(in_gal
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["RUN", "STATE", "PROGRESS", "BEST", "@EPOCH", "TIME", "AGE"]
     table = {row.split()[0]: row for row in rows}
-    best = RunView("runs/finished").best("eval_loss")
+    best = Run("runs/finished").best("eval_loss")
     assert set(table) == ALL
     assert (
         f" finished     3 of 3 epochs, 100%  eval_loss {best.value:.6g} @3  " in table["finished"]
@@ -63,7 +63,7 @@ def test_tags_are_shown_and_filtered(configured, capsys):
 def test_json_says_everything_that_the_table_does(in_gallery, capsys):
     assert main(["runs", "--json", "--state", "crashed"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    best = RunView("runs/killed").best("eval_loss")
+    best = Run("runs/killed").best("eval_loss")
     assert row["state"] == "crashed"
     assert row["progress"] == {
         "epoch": 1,

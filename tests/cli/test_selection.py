@@ -9,7 +9,7 @@ import pytest
 
 from loopwright.cli.app import build_parser
 from loopwright.cli.selection import find_source, pick_checkpoint
-from loopwright.run import RunView
+from loopwright.run import Run
 from loopwright.run.best import find_weights
 from tests.cli.helpers import cut
 from tests.cli.projects import Shell
@@ -129,7 +129,7 @@ def test_one_rule_picks_the_checkpoint_of_every_command(
     in_gallery: Path, tmp_path: Path, shell: Shell
 ) -> None:
     run = in_gallery / "runs/finished"
-    assert pick_checkpoint(RunView(run)).path == run / KEPT
+    assert pick_checkpoint(Run(run)).path == run / KEPT
     assert find_source("finished", "runs") == run / KEPT
     assert find_weights(run) == run / KEPT  # what `loopwright.load_weights` loads
     shell("checkpoint", "show", "finished")
@@ -147,14 +147,14 @@ def test_a_run_that_kept_no_model_stands_for_its_newest_resume_point(
 ) -> None:
     run = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
     shutil.rmtree(run / "kept")
-    assert pick_checkpoint(RunView(run)).path == run / RESUME
+    assert pick_checkpoint(Run(run)).path == run / RESUME
     with raises("no-kept-model", "--checkpoint newest"):
-        pick_checkpoint(RunView(run), "best")
+        pick_checkpoint(Run(run), "best")
     cut(run / RESUME / "model.safetensors")
-    assert pick_checkpoint(RunView(run)).path == run / "checkpoints/update-00000008"
+    assert pick_checkpoint(Run(run)).path == run / "checkpoints/update-00000008"
     cut(run / "checkpoints/update-00000008/model.safetensors")
     with raises("no-usable-checkpoint", "damaged", "loopwright checkpoint verify"):
-        pick_checkpoint(RunView(run))
+        pick_checkpoint(Run(run))
     shutil.rmtree(run / "checkpoints")
     with raises("no-usable-checkpoint", "none is saved yet"):
-        pick_checkpoint(RunView(run))
+        pick_checkpoint(Run(run))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loopwright.cli import main
-from loopwright.run import RunView
+from loopwright.run import Run
 
 
 def facts(printed: str) -> dict[str, str]:
@@ -24,7 +24,7 @@ def test_show_prints_what_ran_and_how_it_ended(in_gallery, capsys):
         "3 of 3 epochs, 100%",
         "0",
     )
-    assert found["id"] == RunView("runs/finished").id
+    assert found["id"] == Run("runs/finished").id
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_show_says_why_a_run_ended_and_exits_with_1_if_it_broke(
     [(True, "abc, with uncommitted changes"), (False, "abc"), (None, "abc, maybe changed")],
 )
 def test_show_says_what_is_known_about_the_code(in_gallery, tmp_path, capsys, dirty, expected):
-    manifest = {**RunView("runs/finished").manifest, "git_commit": "abc", "git_dirty": dirty}
+    manifest = {**Run("runs/finished").manifest, "git_commit": "abc", "git_dirty": dirty}
     (tmp_path / "run.json").write_text(json.dumps(manifest))
     main(["show", str(tmp_path)])
     assert facts(capsys.readouterr().out)["code"] == expected
@@ -62,7 +62,7 @@ def test_show_says_what_is_known_about_the_code(in_gallery, tmp_path, capsys, di
 def test_show_lists_metrics_and_checkpoints(in_gallery, capsys):
     main(["show", "finished"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    best = RunView("runs/finished").best("eval_loss")
+    best = Run("runs/finished").best("eval_loss")
     assert ["eval_loss", f"{best.value:.6g}", f"{best.value:.6g}", "(min)", "3", "3"] in lines
     assert [line[0] for line in lines if line and line[-1] == "ok"] == [
         "checkpoints/update-00000008",
@@ -74,7 +74,7 @@ def test_show_lists_metrics_and_checkpoints(in_gallery, capsys):
 def test_show_as_json_has_every_epoch_and_the_manifest(in_gallery, capsys):
     assert main(["show", "finished", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    run = RunView("runs/finished")
+    run = Run("runs/finished")
     assert found["metrics"]["loss"] == [
         {"epoch": point.at, "update": point.update, "value": point.value}
         for point in run.metrics.epochs("loss")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from loopwright.checkpoint import load_weights
-from loopwright.run.reading import RunView
+from loopwright.run.reading import Run
 from tests.cli.helpers import run_on_terminal
 from tests.cli.projects import CONFIG, Project, Shell
 from tests.terminals import Screen
@@ -24,7 +24,7 @@ QUIET = ("--progress", "silent")
 
 
 def newest_weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_weights(RunView(run).checkpoints()[-1].path)
+    return load_weights(Run(run).checkpoints()[-1].path)
 
 
 def assert_same_weights(first: Path, second: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_exactly(
     assert shell("train", "run.yaml") == code
     assert "after update 4: saved" in shell.out
     (run,) = project.runs()
-    assert RunView(run).state == "interrupted"
+    assert Run(run).state == "interrupted"
     assert shell("train", "run.yaml") == 0
     assert f"Resuming runs/points/{run.name} at epoch 2, update 4 (" in shell.out
     assert project.runs() == [run]
@@ -84,7 +84,7 @@ def test_another_config_is_a_new_run_unless_its_changes_are_accepted(
     assert ((run / "run.json").read_bytes(), (run / "config.yaml").read_bytes()) == before
     assert shell("train", "run.yaml", "--accept-changes") == 0
     assert project.runs() == [run]
-    view = RunView(run)
+    view = Run(run)
     assert view.config["model"]["optimizer"]["lr"] == 0.1
     (noted,) = view.manifest["changes"]
     assert noted["update"] == 4
@@ -113,7 +113,7 @@ def test_several_processes_train_one_run(project: Project):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     (run,) = project.runs()
-    assert RunView(run).state == "finished"
+    assert Run(run).state == "finished"
     assert done.stdout.count("New run in") == 1
     assert done.stdout.count("Finished: ") == 1
 
@@ -134,18 +134,18 @@ def test_resume_goes_on_with_a_run_from_its_own_config(project: Project, shell: 
     assert shell("train", "run.yaml", "model.width=5", *QUIET) == 0
     assert shell("train", "--resume", "last", "trainer.max_epochs=3") == 0
     (run,) = project.runs()
-    assert RunView(run).progress.epoch == 3
+    assert Run(run).progress.epoch == 3
     assert "epoch 3/3" in shell.out
 
 
 def test_resume_from_a_checkpoint_is_a_run_of_its_own(project: Project, shell: Shell):
     assert shell("train", "run.yaml", *QUIET) == 0
     (first,) = project.runs()
-    checkpoint = RunView(first).checkpoints()[-1].path
+    checkpoint = Run(first).checkpoints()[-1].path
     assert shell("train", "run.yaml", "--resume", checkpoint, "trainer.max_epochs=3", *QUIET) == 0
     second = next(run for run in project.runs() if run != first)
-    assert RunView(second).progress.epoch == 3
-    assert RunView(first).progress.epoch == 2
+    assert Run(second).progress.epoch == 3
+    assert Run(first).progress.epoch == 2
 
 
 # Mistakes

@@ -14,7 +14,8 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
 from loopwright.run import MetricsStore
-from loopwright.run.reading import RunView
+from loopwright.run.reading import Run
+from tests.runs import epochs_of, steps_of
 
 from ..forked import Ended, call_forked
 from ..loops import build_net
@@ -56,7 +57,7 @@ def program(points: TensorDataset, *callbacks: Callback) -> Callable[[], None]:
 def recorded(run: Path) -> tuple[list[object], list[object]]:
     store = MetricsStore(run / "metrics.sqlite")
     try:
-        return list(store.steps()), list(store.epochs())
+        return list(steps_of(store)), list(epochs_of(store))
     finally:
         store.close()
 
@@ -77,12 +78,12 @@ def test_a_signal_after_the_last_update_leaves_a_finished_run(tmp_path, points, 
     ended = run_in(tmp_path / "late", points, SignalAt(event, signal.SIGTERM))
     assert (ended.code, "after train" in ended.out) == (143, False)
     assert (tmp_path / "late" / "measured").read_text() == (whole / "measured").read_text()
-    view = RunView(tmp_path / "late" / "run")
+    view = Run(tmp_path / "late" / "run")
     assert (view.state, view.progress.update) == ("finished", 7)
     assert recorded(tmp_path / "late" / "run") == recorded(whole / "run")
     again = run_in(tmp_path / "late", points)
     assert (again.code, "after train" in again.out) == (0, True)
-    assert RunView(tmp_path / "late" / "run").state == "finished"
+    assert Run(tmp_path / "late" / "run").state == "finished"
 
 
 @pytest.mark.parametrize("event", ["on_loop_end", "on_train_end"])
@@ -92,9 +93,9 @@ def test_a_run_that_was_killed_after_its_last_update_is_finished_once_it_is_star
     assert (
         run_in(tmp_path / "killed", points, SignalAt(event, signal.SIGKILL)).code == -signal.SIGKILL
     )
-    assert RunView(tmp_path / "killed" / "run").state == "crashed"
+    assert Run(tmp_path / "killed" / "run").state == "crashed"
     assert run_in(tmp_path / "killed", points).code == 0
-    view = RunView(tmp_path / "killed" / "run")
+    view = Run(tmp_path / "killed" / "run")
     assert (view.state, view.progress.update) == ("finished", 7)
     assert recorded(tmp_path / "killed" / "run") == recorded(whole / "run")
     kinds = [found.kind for found in view.metrics.events()]

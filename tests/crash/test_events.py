@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import BestModel, Checkpoints
-from loopwright.run import MetricsStore, RunView
+from loopwright.run import MetricsStore, Run
 from loopwright.run.metrics_store import PROCESS_EVENTS
 
 from ..forked import call_forked
@@ -69,7 +69,7 @@ def killed_at(number: int, program: Callable[[], None]) -> None:
 
 
 def recorded(run: Path) -> list[object]:
-    metrics = RunView(run).metrics
+    metrics = Run(run).metrics
     events = [(e.kind, e.text, e.update, e.step, e.epoch, e.samples) for e in metrics.events()]
     media = [(item.name, item.step, item.position, item.content) for item in metrics.media()]
     return [[event for event in events if event[0] not in PROCESS_EVENTS], media]

@@ -18,7 +18,7 @@ from loopwright import Trainer
 from loopwright.checkpoint.atomic import clean_leftovers, staged_file
 from loopwright.cli.app import main
 from loopwright.errors import ConfigurationError
-from loopwright.run import RunDirectory, RunView
+from loopwright.run import Run, RunDirectory
 from loopwright.run.directory import is_locked
 
 from ..loops import build_net
@@ -249,7 +249,7 @@ def test_a_run_with_a_made_up_config_is_shown_without_it(
     for command in (["show", str(tmp_path / "run"), "--json"], ["runs", str(tmp_path), "--json"]):
         main(command)
         assert len(capsys.readouterr().out) < 100_000
-    view = RunView(tmp_path / "run")
+    view = Run(tmp_path / "run")
     assert view.config_file is None
     assert said in view.problems[-1]
     assert view.state == "finished"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.dashboard.summary import sentences
-from loopwright.run import MetricsStore, RunView, update_manifest
+from loopwright.run import MetricsStore, Run, update_manifest
 from loopwright.run.directory import RunDirectory
 from loopwright.run.metrics_view import Event
 
@@ -53,14 +53,14 @@ def test_the_first_sentences_say_how_a_run_ended(
 ):
     run = write_run(tmp_path / "a", media=False)
     update_manifest(run / "run.json", state=state, reason=reason)
-    told = sentences(RunView(run))
+    told = sentences(Run(run))
     assert told[: len(expected)] == expected
     assert "Best eval_loss 0.25 in epoch 2." in told
     assert ("The same program or command resumes it." in told) is (state == "interrupted")
 
 
 def test_what_happened_on_the_way_is_counted(tmp_path: Path):
-    run = RunView(write_run(tmp_path / "a", media=False))
+    run = Run(write_run(tmp_path / "a", media=False))
     kinds = [
         "started",
         "resumed",
@@ -88,12 +88,10 @@ def test_a_running_run_has_its_time_of_training_and_what_is_left(tmp_path: Path)
     run = write_run(tmp_path / "a", media=False)
     update_manifest(run / "run.json", state="running")
     with RunDirectory(run):
-        told = sentences(RunView(run))
+        told = sentences(Run(run))
     assert told[0] == "Running: 2 of 4 epochs (50 updates) in 500 ms on cpu."
     assert any(sentence.startswith("About ") and sentence.endswith(" left.") for sentence in told)
-    assert (
-        sentences(RunView(run))[0] == "Crashed after 2 of 4 epochs (50 updates) in 500 ms on cpu."
-    )
+    assert sentences(Run(run))[0] == "Crashed after 2 of 4 epochs (50 updates) in 500 ms on cpu."
 
 
 def test_the_time_between_a_crash_and_a_resume_is_not_counted(tmp_path: Path):
@@ -101,7 +99,7 @@ def test_the_time_between_a_crash_and_a_resume_is_not_counted(tmp_path: Path):
     update_manifest(run / "run.json", state="running")
     manifest = run / "run.json"
     created = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() - 86_400))
-    manifest.write_text(manifest.read_text().replace(RunView(run).manifest["created"], created))
+    manifest.write_text(manifest.read_text().replace(Run(run).manifest["created"], created))
     store = MetricsStore(run / "metrics.sqlite")
     store.add_steps(step_rows(51, 100))
     store.close()
@@ -126,8 +124,8 @@ def test_runs_of_the_first_edition_are_shown_with_their_epochs_along_the_steps(t
 def test_a_crashed_run_continues_from_a_resume_point_only_where_there_is_one(tmp_path: Path):
     run = write_run(tmp_path / "a", media=False)
     update_manifest(run / "run.json", state="running")
-    assert sentences(RunView(run))[-1].endswith(
+    assert sentences(Run(run))[-1].endswith(
         "resumes it from the beginning, because there is no resume point yet."
     )
     shutil.copytree(next(STORED.rglob("checkpoints")), run / "checkpoints")
-    assert sentences(RunView(run))[-1].endswith("resumes it from its last resume point.")
+    assert sentences(Run(run))[-1].endswith("resumes it from its last resume point.")

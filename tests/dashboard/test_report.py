@@ -11,7 +11,7 @@ import pytest
 from loopwright import ConfigurationError
 from loopwright.cli import main
 from loopwright.dashboard.report import build_report, find_entries
-from loopwright.run import RunView
+from loopwright.run import Run
 from tests.mistakes import raises
 
 from .serving import Served
@@ -39,7 +39,7 @@ def parts(text: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def report(runs: Path) -> str:
     names = ("first", "sweep/width=8", "sweep/width=16")
-    return build_report(find_entries([RunView(runs / name) for name in names]))[0]
+    return build_report(find_entries([Run(runs / name) for name in names]))[0]
 
 
 def test_a_report_holds_what_the_server_answers(report: str, served: Served):
@@ -96,7 +96,7 @@ def test_a_report_loads_nothing_and_its_scripts_are_known_by_their_hashes(report
 def test_markup_in_names_and_texts_stays_data(tmp_path: Path):
     run = write_run(tmp_path / "a", name=MARKUP)
     (run / "config.yaml").write_text(json.dumps({"note": MARKUP, "sep": "\u2028"}))
-    text, _ = build_report(find_entries([RunView(run)]))
+    text, _ = build_report(find_entries([Run(run)]))
     assert MARKUP not in text
     found = parts(text)
     assert found["data"]["runs"]["runs"][0]["name"] == MARKUP
@@ -136,7 +136,7 @@ def test_a_run_whose_metrics_are_damaged_is_in_a_report_and_said_to_be(tmp_path:
     write_run(tmp_path / "sound", media=False)
     bad = write_run(tmp_path / "bad")
     (bad / "metrics.sqlite").write_bytes(b"no database" * 500)
-    text, notes = build_report(find_entries([RunView(tmp_path / "sound"), RunView(bad)]))
+    text, notes = build_report(find_entries([Run(tmp_path / "sound"), Run(bad)]))
     data = parts(text)["data"]
     assert notes[0].startswith("bad is damaged: The metrics in ")
     assert (data["curves"]["bad"], data["notes"]) == ([], notes)

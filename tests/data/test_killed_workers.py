@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import RunRecorder
-from loopwright.run import RunView
+from loopwright.run import Run
 from tests.mistakes import raises
 
 from ..loops import build_net
@@ -132,7 +132,7 @@ def test_a_worker_that_is_killed_while_a_step_runs_is_named_as_well(tmp_path, lo
     with raises("worker-ended") as caught:
         build(Kills(), RunRecorder(directory=tmp_path / "run")).train(LOADERS[loader](False), 1)
     assert "is killed by signal" in str(caught.value.__cause__)
-    assert "was killed by SIGKILL" in (RunView(tmp_path / "run").reason or "")
+    assert "was killed by SIGKILL" in (Run(tmp_path / "run").reason or "")
 
 
 def test_an_error_of_the_users_own_connection_stays_as_it_is():

@@ -15,6 +15,7 @@ import pytest
 
 from loopwright import Callback, Trainer
 from loopwright.run import MetricsStore, StepRow
+from tests.runs import steps_of
 
 from .counting import SOURCE
 from .programs import BATCH, adam, build_data, build_model, mse
@@ -123,5 +124,5 @@ def test_rows_that_another_process_added_between_two_calls_are_removed(tmp_path:
     other.close()
     trainer.train(data, num_updates=1, batch_size=BATCH)
     store = MetricsStore(tmp_path / "run" / "metrics.sqlite")
-    assert [step for _, step, _, _ in store.steps("loss")] == [1, 2, 3]
+    assert [step for _, step, _, _ in steps_of(store, "loss")] == [1, 2, 3]
     store.close()

@@ -23,7 +23,7 @@ from loopwright.interfaces.lifecycle import (
 from loopwright.interfaces.lifecycle import Trainer as LifecycleTrainer
 from loopwright.interfaces.modular import DreamTrainer, DreamTrainerConfig
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
-from loopwright.run import RunView, find_runs
+from loopwright.run import Run, find_runs
 
 from ..distributed.ranks import run_ranks
 from ..forked import call_forked
@@ -82,8 +82,8 @@ def test_the_program_of_every_interface_is_recorded_and_trains_the_same(
     assert run["manifest"]["door"] == interface
     assert (run["progress"]["update"], run["progress"]["fraction"]) == (updates, 1.0)
     assert run["metrics"]
-    assert RunView(place).settings
-    assert RunView(place).metrics.events()[0].kind == "started"
+    assert Run(place).settings
+    assert Run(place).metrics.events()[0].kind == "started"
 
 
 def test_a_native_program_that_has_no_directory_is_recorded_where_the_environment_says(
@@ -104,7 +104,7 @@ def test_a_native_program_that_has_no_directory_is_recorded_where_the_environmen
         "run.json",
         "metrics.sqlite",
     }
-    run = RunView("watched")
+    run = Run("watched")
     assert [point.value for point in run.metrics.epochs("loss")] == [
         row["loss"] for row in outcomes[0][1]
     ]
@@ -128,7 +128,7 @@ def test_each_trainer_of_a_program_and_each_program_gets_a_record_of_its_own(
     train_native(points, progress="silent")
     first.train(points, num_epochs=1, batch_size=8)
     assert [path.name for path in find_runs(".")] == ["watched", "watched-2"]
-    assert [RunView(path).progress.epoch for path in find_runs(".")] == [2, 1]
+    assert [Run(path).progress.epoch for path in find_runs(".")] == [2, 1]
     assert f"This run is recorded in {Path('watched').absolute()}." in capsys.readouterr().out
 
 
@@ -151,7 +151,7 @@ def test_of_several_processes_one_records(points, tmp_path, monkeypatch):
     start(tmp_path / "here", monkeypatch, "watched")
     assert run_ranks(train_on_a_rank, 2, points) == [5, 5]
     assert [path.name for path in find_runs(".")] == ["watched"]
-    assert [point.at for point in RunView("watched").metrics.steps("loss")] == [1, 2, 3, 4, 5]
+    assert [point.at for point in Run("watched").metrics.steps("loss")] == [1, 2, 3, 4, 5]
 
 
 def test_a_program_that_is_resumed_under_the_variable_loads_its_own_checkpoints(
@@ -183,10 +183,10 @@ def test_a_simple_run_that_was_killed_goes_on_in_one_record(dies_at, tmp_path, m
         for death in deaths:
             ended = call_forked(partial(simple_again, death), tmp_path / name)
             assert ended.code == (0 if death is None else -signal.SIGKILL), ended.err
-        metrics = RunView(tmp_path / name / "saved").metrics
+        metrics = Run(tmp_path / name / "saved").metrics
         records[name] = [metrics.steps("loss"), metrics.epochs("loss"), metrics.epochs("eval_loss")]
     assert records["killed"] == records["whole"]
-    kinds = [event.kind for event in RunView(tmp_path / "killed" / "saved").metrics.events()]
+    kinds = [event.kind for event in Run(tmp_path / "killed" / "saved").metrics.events()]
     assert (kinds.count("started"), kinds.count("resumed")) == (1, 1)
 
 
@@ -208,7 +208,7 @@ def simple_trainer(kind=SimpleTrainer):
 
 def test_an_epoch_of_the_users_own_is_recorded_by_what_it_returns(points, tmp_path):
     history = simple_trainer(OwnEpochs).train(DataLoader(points, 8), 3, save_dir=tmp_path / "run")
-    metrics = RunView(tmp_path / "run").metrics
+    metrics = Run(tmp_path / "run").metrics
     assert [point.value for point in metrics.epochs("f1")] == history["f1"] == [0.0, 0.1, 0.2]
     assert [point.value for point in metrics.epochs("train_loss")] == history["train_loss"]
     assert [item.content for item in metrics.media("epoch")] == ["0", "1", "2"]
@@ -224,7 +224,7 @@ def test_another_run_in_the_same_save_dir_moves_the_record_of_the_first_aside(
         in capsys.readouterr().out
     )
     for folder in ("run", "run/earlier-run-1"):
-        assert len(RunView(tmp_path / folder).metrics.epochs("loss")) == 2
+        assert len(Run(tmp_path / folder).metrics.epochs("loss")) == 2
 
 
 # Lifecycle
@@ -254,7 +254,7 @@ def test_a_lifecycle_run_is_recorded_by_a_callback_with_the_metrics_of_its_histo
     trainer = lifecycle_trainer(Logs(), Stops(), RecordRunCallback(tmp_path / "run"))
     trainer.log_text("before", "x")
     trainer.train(points, 4, points)
-    run = RunView(tmp_path / "run")
+    run = Run(tmp_path / "run")
     history = trainer.run_history.get_metric_values
     assert (run.state, run.reason) == ("stopped", "two are enough")
     assert [point.value for point in run.metrics.epochs("eval_loss_epoch")] == history(
@@ -310,7 +310,7 @@ def test_no_epoch_is_lost_from_the_record_of_a_lifecycle_run_that_was_killed(
                 partial(lifecycle_by_epochs, points, first, *death), tmp_path / name
             )
             assert ended.code == (-signal.SIGKILL if death else 0), ended.err
-        metrics = RunView(tmp_path / name / "run").metrics
+        metrics = Run(tmp_path / name / "run").metrics
         records[name] = {
             metric: (metrics.epochs(metric), metrics.steps(metric)) for metric in metrics.names()
         }
@@ -328,7 +328,7 @@ def test_the_progress_of_a_second_lifecycle_run_is_its_own(points, tmp_path):
     trainer = lifecycle_trainer(RecordRunCallback(tmp_path / "run"), StopsAfterAnEpoch())
     trainer.train(points, 2)
     trainer.train(points, 4)
-    assert [RunView(tmp_path / name).progress.fraction for name in ("run", "run-2")] == [1.0, 0.25]
+    assert [Run(tmp_path / name).progress.fraction for name in ("run", "run-2")] == [1.0, 0.25]
 
 
 def test_a_lifecycle_run_that_fails_is_recorded_as_failed(points, tmp_path):
@@ -338,7 +338,7 @@ def test_a_lifecycle_run_that_fails_is_recorded_as_failed(points, tmp_path):
 
     with pytest.raises(RuntimeError, match="no more"):
         lifecycle_trainer(Fails(), RecordRunCallback(tmp_path / "run")).train(points, 1)
-    assert (RunView(tmp_path / "run").state, RunView(tmp_path / "run").reason) == (
+    assert (Run(tmp_path / "run").state, Run(tmp_path / "run").reason) == (
         "failed",
         "RuntimeError: no more",
     )
@@ -369,7 +369,7 @@ def test_examples_of_an_experiment_are_recorded_as_images(tmp_path, monkeypatch)
     for epoch in range(2):
         trainer.train_paired(epoch)
     trainer.finish()
-    run = RunView("out/shown_v1")
+    run = Run("out/shown_v1")
     assert run.state == "finished"
     examples = run.metrics.media("examples")
     assert [(item.step, item.position) for item in examples] == [
@@ -415,7 +415,7 @@ class Modular(DreamTrainer):
 
 def test_a_modular_trainer_logs_from_its_steps(tmp_path):
     Modular(DreamTrainerConfig(n_epochs=1, run_dir=str(tmp_path / "run"), progress="silent")).fit()
-    items = RunView(tmp_path / "run").metrics.media()
+    items = Run(tmp_path / "run").metrics.media()
     assert sorted((item.name, item.step, item.content) for item in items) == [
         *(("step", number, str(number - 1)) for number in (1, 2)),
         *(("validation", 2, number) for number in ("0", "1")),

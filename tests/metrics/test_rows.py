@@ -27,6 +27,7 @@ from tests.callbacks.runs import Clock, Timed
 from tests.distributed.ranks import run_ranks
 from tests.forked import call_forked
 from tests.loops import build_linear, windows
+from tests.runs import steps_of
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -172,7 +173,9 @@ def test_rows_go_on_exactly_after_sigkill(points, tmp_path, monkeypatch, kill_at
     assert all(StepRow(*place, values) == rows[place[1]] for *place, values in written)
     assert len(written) == len(expected) + num_repeated
     store = MetricsStore(tmp_path / "run" / "metrics.sqlite")
-    assert store.steps("loss") == [(row.update, row.step, "loss", row["loss"]) for row in expected]
+    assert steps_of(store, "loss") == [
+        (row.update, row.step, "loss", row["loss"]) for row in expected
+    ]
     store.close()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from loopwright import Callback, Interrupted, Trainer
 from loopwright.callbacks import Checkpoints, Profile
 from loopwright.profiling import Report
-from loopwright.run import RunView
+from loopwright.run import Run
 from tests.mistakes import raises
 
 from ..loops import build_net
@@ -30,7 +30,7 @@ def test_the_profile_of_a_run_is_in_its_directory(tmp_path, points):
         build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent"
     ).train(points, 2)
     stored = json.loads((run_dir / "profile.json").read_text())
-    assert stored == profile.report.as_dict() == RunView(run_dir).profile
+    assert stored == profile.report.as_dict() == Run(run_dir).profile
     assert Report.from_dict(stored) == profile.report
     assert str(Report.from_dict(stored)) == str(profile.report)
     assert stored["version"] == 1
@@ -57,7 +57,7 @@ def test_a_resumed_run_is_the_same_and_has_the_profile_of_its_last_process(tmp_p
     assert all(
         torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(resumed), strict=True)
     )
-    assert profile.report.num_steps == RunView(tmp_path / "timed").profile["num_steps"] == 7
+    assert profile.report.num_steps == Run(tmp_path / "timed").profile["num_steps"] == 7
 
 
 def test_a_failed_run_has_a_profile_too_and_prints_none(tmp_path, points, capsys):
@@ -69,7 +69,7 @@ def test_a_failed_run_has_a_profile_too_and_prints_none(tmp_path, points, capsys
     )
     with pytest.raises(RuntimeError, match="as asked"):
         trainer.train(points, 1, points)
-    assert RunView(tmp_path / "run").profile["num_steps"] == 2
+    assert Run(tmp_path / "run").profile["num_steps"] == 2
     assert "Where the time went" not in capsys.readouterr().out
 
 
@@ -98,4 +98,4 @@ def test_a_signal_ends_the_profile_with_its_report(tmp_path, points, capsys):
     with pytest.raises(Interrupted):
         trainer.train(points, 5, batch_size=8)
     assert "Where the time went: 3 steps in " in capsys.readouterr().out
-    assert RunView(tmp_path / "run").profile["num_steps"] == 3
+    assert Run(tmp_path / "run").profile["num_steps"] == 3

@@ -8,7 +8,7 @@ import pytest
 
 from loopwright.cli import main
 from loopwright.profiling import Report
-from loopwright.run import RunManifest, RunView
+from loopwright.run import Run, RunManifest
 
 S = 1_000_000_000
 HEALTHY = {"forward": 30 * S, "backward": 50 * S, "optimizer": 13 * S, "other": 7 * S}
@@ -109,13 +109,13 @@ def test_show_prints_the_profile_of_a_run(run_dir, capsys):
     out = capsys.readouterr().out
     assert str(Report(HEALTHY, num_steps=10)) in out
     assert main(["show", str(run_dir), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["profile"] == RunView(run_dir).profile
+    assert json.loads(capsys.readouterr().out)["profile"] == Run(run_dir).profile
 
 
 def test_a_profile_of_another_version_is_a_problem_of_the_run(run_dir, capsys):
     problem = "has version 2, but this release reads 1."
     store(run_dir, version=2)
-    view = RunView(run_dir)
+    view = Run(run_dir)
     assert view.profile is None
     assert [problem in text for text in view.problems] == [True]
     assert main(["show", str(run_dir)]) == 1

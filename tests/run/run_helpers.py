@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, Trainer
 from loopwright.errors import ConfigurationError
 from loopwright.run import RunDirectory, RunManifest
+from tests.runs import steps_of
 
 processes = multiprocessing.get_context("fork")
 
@@ -77,7 +78,7 @@ def take_fresh(path: str, connection: Connection) -> None:
 
 def assert_summaries_are_those_of_the_values(store):
     expected = {}
-    for _, step, name, value in store.steps():
+    for _, step, name, value in steps_of(store):
         for level in range(1, 7):
             expected.setdefault((name, level, step >> 3 * level), []).append((step, value))
     query = (

@@ -20,7 +20,7 @@ from loopwright.cli.sweep import Task, read_result
 from loopwright.initializers import FromCheckpoint
 from loopwright.interfaces.lifecycle import EarlyStoppingCallback, SaveBestModelCallback
 from loopwright.metrics import best
-from loopwright.run import RunManifest, RunView, choose, update_manifest
+from loopwright.run import Run, RunManifest, choose, update_manifest
 from loopwright.run.experiment import load_for_use
 from tests.interfaces.lifecycle import runs as lifecycle
 from tests.interfaces.lifecycle.test_watching_callbacks import Scripted as LifecycleScript
@@ -54,7 +54,7 @@ def test_of_metrics_that_rank_alike_the_one_of_the_first_callback_decides(
     chosen = choose(tmp_path)
     assert chosen is not None
     assert chosen.metric == (metrics[0], 3.0)
-    assert RunView(tmp_path).main_metric == metrics[0]
+    assert Run(tmp_path).main_metric == metrics[0]
 
 
 def test_a_metric_that_is_named_decides(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_a_mode_that_was_noted_with_a_kept_model_comes_before_the_name(tmp_path:
     keep(tmp_path, "b", "accuracy", 0.7, 2, "min")
     chosen = choose(tmp_path)
     assert chosen is not None
-    assert (chosen.name, RunView(tmp_path).mode_of("accuracy")) == ("a", "min")
+    assert (chosen.name, Run(tmp_path).mode_of("accuracy")) == ("a", "min")
     update_manifest(tmp_path / "run.json", metric_modes={"accuracy": "max"})
     chosen = choose(tmp_path)
     assert chosen is not None
-    assert (chosen.name, RunView(tmp_path).mode_of("accuracy")) == ("b", "max")
+    assert (chosen.name, Run(tmp_path).mode_of("accuracy")) == ("b", "max")
 
 
 # One rule
@@ -184,13 +184,13 @@ def eval_command(folder: Path) -> float:
     from loopwright.cli.selection import pick_checkpoint
 
     _, script = run_with(folder, [BestModel("metric_loss", keep=4)], metric_loss=SERIES)
-    chosen = pick_checkpoint(RunView(folder), "best").path
+    chosen = pick_checkpoint(Run(folder), "best").path
     return SERIES[_epoch_of(loopwright.load_weights(chosen)["weight"], script)]
 
 
 def reading_of_a_run(folder: Path) -> float:
     run_with(folder, [], metric_loss=SERIES)
-    return RunView(folder).best("metric_loss").value
+    return Run(folder).best("metric_loss").value
 
 
 def simple_interface(folder: Path) -> float:

@@ -18,6 +18,7 @@ from loopwright.run.curves import step_curve
 from loopwright.run.metrics_view import MetricsCursor
 from loopwright.run.schema import open_for_reading
 from tests.demo_runs import grow, make_demo_run
+from tests.runs import steps_of
 
 ROWS = 40_000
 
@@ -208,7 +209,7 @@ def test_the_work_for_a_curve_does_not_grow_with_the_run(tmp_path):
     store = MetricsStore(path)
     costs = []
     for last in (10_000, 80_000):
-        first = store.last_step() + 1
+        first = max([row[1] for row in steps_of(store)], default=0) + 1
         store.add_steps(
             StepRow(step, step, 0, step, step / 9, {"loss": 1.0, "lr": 1 / step})
             for step in range(first, last + 1)

@@ -12,7 +12,7 @@ import polars
 import pytest
 
 import loopwright
-from loopwright.run import RunView
+from loopwright.run import Run
 from tests.demo_runs import make_demo_run
 from tests.mistakes import raises
 
@@ -42,7 +42,7 @@ def test_runs_are_a_sequence_newest_first(root):
 def test_a_metric_is_columns_of_every_value_and_its_place(root):
     run = loopwright.runs(root)["first"]
     found = run.metrics("loss")
-    points = RunView(run.path).metrics.steps("loss")
+    points = Run(run.path).metrics.steps("loss")
     assert list(found) == ["step", "update", "epoch", "samples", "seconds", "wall", "value"]
     assert found["step"] == [point.at for point in points] == list(range(1, 301))
     assert [value.hex() for value in found["value"]] == [point.value.hex() for point in points]
@@ -110,5 +110,5 @@ def test_every_key_of_a_config_is_a_setting_whatever_its_name(tmp_path: Path):
     folder = make_demo_run(
         tmp_path / "run", steps=4, epochs=1, media=False, resumed=False, config=given
     )
-    settings = RunView(folder).settings
+    settings = Run(folder).settings
     assert {key: settings.get(key) for key in given} == given

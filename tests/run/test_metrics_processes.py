@@ -16,6 +16,7 @@ from tests.run.run_helpers import (
     assert_summaries_are_those_of_the_values,
     start,
 )
+from tests.runs import steps_of
 
 
 def test_rows_are_committed_behind_the_caller_without_being_asked_for(store):
@@ -55,7 +56,7 @@ def test_a_fork_leaves_the_queue_to_its_parent_and_writes_what_it_adds_itself(st
         "from the fork",
     ]
     store.add_steps(rows_of([(2, 2, "loss", 0.25)]))
-    assert store.steps() == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
+    assert steps_of(store) == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
 
 
 def test_rows_of_many_threads_are_all_written_by_one(store):
@@ -95,7 +96,7 @@ def test_ctrl_c_while_rows_are_written_loses_none(store):
         store.add_steps(rows_of([(2, 2, "loss", 0.25)]))
         with pytest.raises(KeyboardInterrupt):
             store.flush()
-    assert store.steps() == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
+    assert steps_of(store) == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
 
 
 def add_steps_forever(path: str, first: str, connection) -> None:
@@ -133,7 +134,7 @@ def test_a_file_survives_many_kills_and_a_run_resumed_after_them_has_each_step_o
         assert len(steps) >= seen
         first = random.randint(0, len(steps))
     store = MetricsStore(path)
-    assert [row[3] for row in store.steps("loss")] == [
+    assert [row[3] for row in steps_of(store, "loss")] == [
         step / 3 for step in range(1, len(steps) + 1)
     ]
     assert_summaries_are_those_of_the_values(store)

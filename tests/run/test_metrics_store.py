@@ -14,6 +14,7 @@ from loopwright.run.schema import TABLES
 from tests.metrics.step_rows import rows_from, rows_of
 from tests.mistakes import raises
 from tests.run.run_helpers import assert_summaries_are_those_of_the_values
+from tests.runs import steps_of
 
 
 def bits(rows):
@@ -31,7 +32,7 @@ def test_every_value_comes_back_bit_for_bit(tmp_path_factory, values):
     store = MetricsStore(tmp_path_factory.mktemp("metrics") / "metrics.sqlite")
     rows = [(step, step, "loss", value) for step, value in enumerate(values)]
     store.add_steps(rows_of(rows))
-    assert bits(store.steps()) == bits(rows)
+    assert bits(steps_of(store)) == bits(rows)
     store.close()
 
 
@@ -89,7 +90,7 @@ def test_cutting_back_looks_only_at_the_rows_that_it_removes(store):
         store.truncate(step=first + 19_989, epoch=first)
         costs.append(counted[0])
         store._open().connection.set_progress_handler(None, 0)
-    assert len(store.steps()) == 40_000 - 20
+    assert len(steps_of(store)) == 40_000 - 20
     assert max(costs) <= 40
 
 
@@ -124,14 +125,14 @@ def test_there_are_few_statements_however_many_rows_are_written_at_once(tmp_path
 
 
 def test_looking_at_metrics_that_are_not_there_creates_nothing(tmp_path):
-    assert MetricsStore(tmp_path / "absent.sqlite").steps() == []
+    assert steps_of(MetricsStore(tmp_path / "absent.sqlite")) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "metrics.sqlite").write_bytes(b"not a database" * 500)
     with raises("metrics-unreadable", "metrics.sqlite"):
-        MetricsStore(tmp_path / "metrics.sqlite").steps()
+        steps_of(MetricsStore(tmp_path / "metrics.sqlite"))
 
 
 def test_a_row_that_can_never_be_written_is_named_and_keeps_no_other_back(store):
@@ -141,7 +142,7 @@ def test_a_row_that_can_never_be_written_is_named_and_keeps_no_other_back(store)
         store.add_steps(rows_of([(3, 3, "loss", 0.25)]))
         with pytest.raises(ValueError, match="could not convert string to float: 'high'"):
             store.flush()
-    assert store.steps() == [(1, 1, "loss", 0.5), (3, 3, "loss", 0.25)]
+    assert steps_of(store) == [(1, 1, "loss", 0.5), (3, 3, "loss", 0.25)]
 
 
 def test_a_step_that_is_added_again_replaces_itself_and_readers_start_again(store):
@@ -151,7 +152,7 @@ def test_a_step_that_is_added_again_replaces_itself_and_readers_start_again(stor
     cursor = view.cursor()
     store.add_steps(rows_of([(7, 7, "loss", 50.0)]))
     store.flush()
-    assert [row[3] for row in store.steps()] == [1.0] * 7 + [50.0] + [1.0] * 12
+    assert [row[3] for row in steps_of(store)] == [1.0] * 7 + [50.0] + [1.0] * 12
     assert view.since(cursor, ["loss"]).is_reset
     assert_summaries_are_those_of_the_values(store)
 

@@ -18,6 +18,7 @@ from loopwright.run import MetricsStore, MetricsView
 from loopwright.run.schema import VIEWS
 from tests.metrics.step_rows import rows_of
 from tests.run.run_helpers import start
+from tests.runs import steps_of
 
 STORED = sorted((Path(__file__).parents[1] / "stored" / "v0_first_edition").rglob("metrics.sqlite"))
 OLD = 'SELECT {0}, "update", name, value, exact FROM {0}_metrics ORDER BY {0}, name'
@@ -69,7 +70,7 @@ def test_a_stored_run_is_read_without_being_changed_and_keeps_its_rows_when_it_g
     view = MetricsView(path)
     read = {name: (view.steps(name), view.epochs(name), view.curve(name)) for name in view.names()}
     store = MetricsStore(path)
-    assert len(store.steps()) == len(before[0])
+    assert len(steps_of(store)) == len(before[0])
     store.close()
     assert path.read_bytes() == content
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.sqlite"]
@@ -104,7 +105,7 @@ def test_values_are_the_same_bit_for_bit_before_and_after(tmp_path):
     expected = [struct.pack(">d", value) for value in values]
     assert [struct.pack(">d", point.value) for point in MetricsView(path).steps("x")] == expected
     store = MetricsStore(path)
-    assert [struct.pack(">d", row[3]) for row in store.steps("x")] == expected
+    assert [struct.pack(">d", row[3]) for row in steps_of(store, "x")] == expected
     store.close()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from loopwright import DistributedRuntime
 from loopwright.runtime.process_group import RankGroup
 from tests.distributed.ranks import run_ranks
 
@@ -13,7 +14,7 @@ from tests.distributed.ranks import run_ranks
 def sum_tables(
     rank: int, tables: list[dict[str, tuple[float, float]]]
 ) -> dict[str, tuple[float, float]]:
-    return RankGroup.join().sum_table(tables[rank])
+    return DistributedRuntime().sum_table(tables[rank])
 
 
 def test_a_table_is_summed_by_name_also_where_a_rank_lacks_one() -> None:

@@ -15,7 +15,7 @@ import torch
 import loopwright
 from loopwright.checkpoint import read_checkpoint
 from loopwright.cli import main
-from loopwright.run import RunView, find_runs
+from loopwright.run import Run, find_runs
 
 from .make import PROGRAMS
 
@@ -94,7 +94,7 @@ def test_a_stored_run_directory_can_be_looked_at(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(stored, run)
-    view = RunView(run)
+    view = Run(run)
     assert view.state == "crashed"
     assert view.progress.update
     assert view.problems == []

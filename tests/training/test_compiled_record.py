@@ -14,7 +14,7 @@ import torch
 from loopwright import Callback, Trainer
 from loopwright.callbacks.progress import TimeLeft
 from loopwright.cli import main
-from loopwright.run import RunView
+from loopwright.run import Run
 from loopwright.training import compiled as choice
 from loopwright.training import steps
 from tests.mistakes import Mistakes
@@ -48,7 +48,7 @@ def test_the_manifest_names_the_choice_and_so_do_show_and_diff(
     fast = train(tmp_path / "fast")
     monkeypatch.setattr(choice, "FASTER", 0.0)
     slow = train(tmp_path / "slow")
-    notes = [RunView(tmp_path / name).manifest["compiled"] for name in ("fast", "slow")]
+    notes = [Run(tmp_path / name).manifest["compiled"] for name in ("fast", "slow")]
     for trainer, noted in zip((fast, slow), notes, strict=True):
         assert trainer.run.compiled is not None
         assert noted == trainer.run.compiled.facts()
@@ -69,14 +69,14 @@ def test_the_manifest_names_the_choice_and_so_do_show_and_diff(
     main(["diff", str(tmp_path / "fast"), str(tmp_path / "slow")])
     out = capsys.readouterr().out
     assert "config: compile.choice" in out or "  compile.choice: " in out, out
-    assert RunView(tmp_path / "fast").settings["compile.choice"] == "compiled"
+    assert Run(tmp_path / "fast").settings["compile.choice"] == "compiled"
 
 
 def test_a_resumed_run_keeps_what_its_manifest_says_and_adds_to_it(tmp_path: Path) -> None:
     for updates in (2, 4):
         trainer = build("step", run_dir=tmp_path / "run", seed=0)
         trainer.train(EVEN, num_updates=updates, batch_size=16)
-        noted = RunView(tmp_path / "run").manifest["compiled"]
+        noted = Run(tmp_path / "run").manifest["compiled"]
         assert trainer.run.compiled is not None
         assert noted == trainer.run.compiled.facts()
     assert (noted["choice"], noted["graphs"], noted["recompilations"]) == ("compiled", 1, 0)

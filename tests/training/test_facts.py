@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA
-from loopwright.run import RunView
+from loopwright.run import Run
 from tests.mistakes import raises
 
 from ..loops import build_net
@@ -80,13 +80,13 @@ def test_planned_totals_are_what_the_run_reaches(count, batch_size, accumulate, 
 
 def test_a_run_that_goes_on_with_another_limit_plans_anew():
     build().train(data(32), num_epochs=2, batch_size=8)
-    assert RunView("run").progress.fraction == 1.0
+    assert Run("run").progress.fraction == 1.0
     trainer = build()
     stopping = StopAt(12)
     trainer.callbacks.append(stopping)
     trainer.run.bind(trainer.callbacks)
     trainer.train(data(32), num_epochs=4, batch_size=8)
-    progress = RunView("run").progress
+    progress = Run("run").progress
     assert progress.limit == ("epoch", 4)
     assert progress.planned == {"epoch": 4, "step": 16, "update": 16, "sample": 128}
     assert progress.fraction == 0.75
@@ -124,7 +124,7 @@ def test_settings_are_one_flat_mapping_of_arguments_optimizer_schedule_and_confi
         config={"depth": 3, "net": {"width": 16}, "batch_size": 99},
     )
     trainer.train(data(20), num_epochs=2, eval_data=data(10), batch_size=5)
-    run = RunView("run")
+    run = Run("run")
     expected = {
         "optimizer": "torch.optim.adamw.AdamW",
         "optimizer.groups.0.lr": 0.5,

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import Checkpoints
-from loopwright.run import RunView
+from loopwright.run import Run
 from tests.mistakes import raises
 
 from ..distributed.ranks import run_ranks
@@ -185,7 +185,7 @@ def test_a_killed_and_resumed_run_has_each_item_once(points, tmp_path, number):
                 partial(train_in_run, points, *([Dies(number)] if dies else [])), folder
             )
             assert ended.code == (-signal.SIGKILL if dies else 0), ended.err
-        found = RunView(folder / "run").metrics.media()
+        found = Run(folder / "run").metrics.media()
         items[name] = sorted((item.name, item.step, item.update, item.position) for item in found)
     assert items["killed"] == items["whole"]
     assert len(items["whole"]) == 8 * 3 + 4 + 2
@@ -223,7 +223,7 @@ def test_a_resumed_evaluation_replaces_its_own_items_and_not_those_of_the_step_b
         (tmp_path / name).mkdir()
         for given in callbacks:
             call_forked(partial(train_one_name, points, *given), tmp_path / name)
-        found = RunView(tmp_path / name / "run").metrics.media()
+        found = Run(tmp_path / name / "run").metrics.media()
         items[name] = [(item.step, item.position, item.content) for item in found]
     assert items["killed"] == items["whole"]
     at_the_end = ["train_step", "update_end", "eval_step", "eval_step", "epoch_end"]
@@ -241,7 +241,7 @@ def test_of_several_processes_only_the_first_logs(points, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     counts = run_ranks(log_on_each_rank, 2, points)
     assert counts == [7, 0]
-    items = RunView(tmp_path / "run").metrics.media()
+    items = Run(tmp_path / "run").metrics.media()
     assert len(items) == 7
     assert [item.samples for item in items if item.name == "train_step"] == [8, 16]
 
@@ -271,7 +271,7 @@ def test_an_evaluation_that_was_interrupted_and_done_again_has_each_item_once(po
                 partial(train_one_name, points, InterruptsEvaluation(interrupts)), tmp_path / name
             )
             assert (ended.code == 0) is not interrupts, ended.err
-        found = RunView(tmp_path / name / "run").metrics.media()
+        found = Run(tmp_path / name / "run").metrics.media()
         items[name] = [(item.step, item.position, item.content) for item in found]
     assert items["interrupted"] == items["whole"]
     assert [content for step, _, content in items["whole"] if step == 8] == [

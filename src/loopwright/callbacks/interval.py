@@ -29,11 +29,9 @@ def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
 def recall_mode(trainer: Trainer, watched: WatchedMetric) -> None:
     """Settle a metric of a finished run by what the run noted when it was trained."""
     if trainer.run.files.directory is not None and trainer.run.files.directory.has_run:
-        from ..run.reading import RunView
+        from ..run.reading import Run
 
-        trainer.run.metrics.directions.given |= RunView(
-            trainer.run.files.directory.path
-        ).metric_modes
+        trainer.run.metrics.directions.given |= Run(trainer.run.files.directory.path).metric_modes
     watched.settle(trainer.run.metrics.directions)
 
 

@@ -571,7 +571,7 @@ def _best(trainer: Trainer, kept: CheckpointInfo | None) -> list[str]:
     """ "Best eval_loss 0.2667 in epoch 3.", of the metric that the run goes by, where it is known
     what is better.
 
-    That is the metric of the best kept model, if there is one, as in `RunView.main_metric`.
+    That is the metric of the best kept model, if there is one, as in `Run.main_metric`.
     """
     directions = trainer.run.metrics.directions
     kept_by = kept.metric[:1] if kept is not None and kept.metric else directions.watched

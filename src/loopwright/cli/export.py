@@ -18,7 +18,7 @@ from ..checkpoint.onnx import check_onnx_packages, export_module
 from ..config import beside
 from ..errors import ConfigurationError
 from ..interfaces.configured.experiment import Experiment
-from ..run.reading import RunView
+from ..run.reading import Run
 from ..text import size
 from ..trainer import Trainer
 from .output import FOUND, OK, check_output, say
@@ -48,7 +48,7 @@ def export_command(options: argparse.Namespace) -> int:
     return OK
 
 
-def _destination(run: RunView, options: argparse.Namespace) -> Path:
+def _destination(run: Run, options: argparse.Namespace) -> Path:
     suffixes = SUFFIXES[options.format]
     plain = re.sub(r"[^\w.-]+", "-", run.name).strip("-.") or "model"
     out = Path(options.output or f"{plain}{suffixes[0]}")
@@ -57,7 +57,7 @@ def _destination(run: RunView, options: argparse.Namespace) -> Path:
 
 
 def _export_onnx(
-    run: RunView, weights: Any, out: Path, options: argparse.Namespace, source: str
+    run: Run, weights: Any, out: Path, options: argparse.Namespace, source: str
 ) -> int:
     check_onnx_packages()
     module, inputs = model_and_inputs(run, weights, options.model)
@@ -75,7 +75,7 @@ def _export_onnx(
 
 
 def model_and_inputs(
-    run: RunView, weights: Mapping[str, Tensor], name: str | None
+    run: Run, weights: Mapping[str, Tensor], name: str | None
 ) -> tuple[nn.Module, Any]:
     """The model with these weights, and inputs from the run's own data."""
     experiment = Experiment.from_run(run.path, progress="silent")

@@ -15,7 +15,7 @@ from ..checkpoint import list_checkpoints
 from ..config import load_config, read_sweep
 from ..errors import ConfigurationError, Interrupted, LoopwrightError
 from ..interfaces.configured import Experiment
-from ..run.reading import RunView
+from ..run.reading import Run
 from ..runtime.environment import Launch
 from ..training.program import Display
 from .app import is_override
@@ -110,7 +110,7 @@ def _again(run: Path | None, overrides: list[str], progress: Display) -> Experim
     config = run / "config.yaml"
     if not config.is_file():
         raise ConfigurationError(
-            "no-config-kept", f"{run} has no config.yaml. {resume_text(RunView(run))}"
+            "no-config-kept", f"{run} has no config.yaml. {resume_text(Run(run))}"
         )
     experiment = Experiment.from_config(load_config(config, overrides), progress=progress)
     experiment.run = run

@@ -16,19 +16,17 @@ if TYPE_CHECKING:
     from .directory import RunDirectory
     from .frames import Runs, runs
     from .manifest import RunManifest, update_manifest
-    from .metrics_store import EpochRow, MetricsStore
+    from .metrics_store import MetricsStore
     from .metrics_view import Columns, MetricsView
-    from .reading import Run, RunView, find_runs
+    from .reading import Run, find_runs
 
 __all__ = [
     "Columns",
-    "EpochRow",
     "MetricsStore",
     "MetricsView",
     "Run",
     "RunDirectory",
     "RunManifest",
-    "RunView",
     "Runs",
     "StepRow",
     "choose",
@@ -39,13 +37,11 @@ __all__ = [
 
 _HOMES = {
     "Columns": "metrics_view",
-    "EpochRow": "metrics_store",
     "MetricsStore": "metrics_store",
     "MetricsView": "metrics_view",
     "Run": "reading",
     "RunDirectory": "directory",
     "RunManifest": "manifest",
-    "RunView": "reading",
     "Runs": "frames",
     "StepRow": "metrics_store",
     "choose": "best",

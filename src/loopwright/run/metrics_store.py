@@ -31,12 +31,8 @@ from .schema import CLOCK_AT, LEVELS, File, exact_bytes, open_for_writing, summa
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
-    from .metrics_view import MetricsView
 
 logger = logging.getLogger("loopwright")
-
-StepValue: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
-EpochRow: TypeAlias = tuple[int, int, str, float]  # epoch, update, name, value
 
 # between two commits: with the time between two log points, well below a second
 WRITE_SECONDS = 0.25
@@ -68,13 +64,13 @@ class MetricsStore:
         path: The file, as `metrics.sqlite` in a run directory.
 
     >>> import pathlib, tempfile
-    >>> from loopwright.run import MetricsStore, StepRow
+    >>> from loopwright.run import MetricsStore, MetricsView, StepRow
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = MetricsStore(pathlib.Path(folder) / "metrics.sqlite")
     ...     store.add_steps([StepRow(update=1, step=1, epoch=0, samples=8, seconds=0.1, values={"loss": 0.5})])
-    ...     print(store.steps("loss"))
     ...     store.close()
-    [(1, 1, 'loss', 0.5)]
+    ...     print(MetricsView(store.path).steps("loss"))
+    [Point(at=1, update=1, value=0.5)]
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -171,28 +167,6 @@ class MetricsStore:
         finally:
             with self._lock:
                 self._disconnect()
-
-    def steps(self, name: str | None = None) -> list[StepValue]:
-        """The (update, step, name, value) rows of one metric, or of all, in the order of steps."""
-        rows = self._view().rows("step", name)
-        return [(point.update, point.at, key, point.value) for key, point in rows]
-
-    def epochs(self, name: str | None = None) -> list[EpochRow]:
-        """The (epoch, update, name, value) rows of one metric, or of all, in the order of
-        epochs."""
-        rows = self._view().rows("epoch", name)
-        return [(point.at, point.update, key, point.value) for key, point in rows]
-
-    def last_step(self) -> int:
-        """The last step that has metrics; 0 where there are none."""
-        last = self._view().last_step()
-        return 0 if last is None else last[0]
-
-    def _view(self) -> MetricsView:
-        from .metrics_view import MetricsView
-
-        self.flush()
-        return MetricsView(self.path)
 
     # The queue
 

@@ -125,7 +125,7 @@ class Run:
     @cached_property
     def name(self) -> str:
         """The name of the run: from its manifest, its config, or its folder."""
-        named = self.manifest.get("name") or self.config.get("name")
+        named = self.manifest.get("name") or (self.config_file or {}).get("name")
         if isinstance(named, str) and named:
             return named
         is_in_folder_of_its_name = self.path.name == self.manifest.get("id")
@@ -134,7 +134,7 @@ class Run:
     @cached_property
     def tags(self) -> tuple[str, ...]:
         """The tags of the run; of a mapping, `key=value`."""
-        return tuple(as_tags(self.manifest.get("tags") or self.config.get("tags")))
+        return tuple(as_tags(self.manifest.get("tags") or (self.config_file or {}).get("tags")))
 
     @property
     def command(self) -> str | None:
@@ -527,9 +527,6 @@ def as_tags(given: object) -> list[str]:
     if isinstance(given, list | tuple):
         return [str(tag) for tag in given]
     return [] if given is None else [str(given)]
-
-
-RunView = Run  # the name of earlier versions
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:

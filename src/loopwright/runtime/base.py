@@ -102,7 +102,7 @@ class Runtime:
     @property
     def is_main(self) -> bool:
         """Whether this is the rank that prints and writes for all."""
-        return True
+        return self.rank == 0
 
     def build_scaler(self) -> torch.amp.GradScaler | None:
         """A new loss scaler, where the precision needs one; every optimizer has its own."""
@@ -111,11 +111,17 @@ class Runtime:
     def place(self, module: nn.Module) -> None:
         """Move a module to the device; one on the meta device is initialised there."""
         if is_meta(module):
-            from .fsdp import check_values, materialise
-
-            materialise(module, self.device)
-            check_values(module)
+            self._materialise(module)
         module.to(self.device)
+
+    def _materialise(self, module: nn.Module) -> None:
+        """Initialise a model on the meta device."""
+        from .fsdp import find_bad_value, materialise
+
+        materialise(module, self.device)
+        for problem in self.gather_objects(find_bad_value(module)):
+            if problem is not None:
+                raise ConfigurationError("ranks-differ", problem)
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
         """Prepare a model for training; returns new parameters under the ids of the parameters that
@@ -194,7 +200,7 @@ class Runtime:
     @property
     def gather_samples(self) -> Callable[[Any], list[Any]] | None:
         """`gather_each` on several ranks, None on one."""
-        return None
+        return self.gather_each if self.world > 1 else None
 
     def gather_each(self, value: Any) -> list[Any]:
         """One value of each rank that works on samples of its own."""

@@ -3,7 +3,7 @@ of both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -30,8 +30,6 @@ from .fsdp import (
     broadcast_module,
     broadcast_tensors,
     disable_unsupported_steps,
-    find_bad_value,
-    materialise,
     parallelize_layers,
     shard_module,
 )
@@ -158,10 +156,6 @@ class DistributedRuntime(Runtime):
         return cast(dist.ProcessGroup, own)
 
     @property
-    def is_main(self) -> bool:
-        return self.rank == 0
-
-    @property
     def device_mesh(self) -> Any:
         if self._device_mesh is None:
             from torch.distributed.device_mesh import init_device_mesh
@@ -214,10 +208,7 @@ class DistributedRuntime(Runtime):
     def _materialise(self, module: nn.Module) -> None:
         """Initialise a model on the meta device from the random numbers of rank 0, on all ranks."""
         torch.set_rng_state(self.broadcast_object(torch.get_rng_state()))
-        materialise(module, self.device)
-        for problem in self.gather_objects(find_bad_value(module)):
-            if problem is not None:
-                raise ConfigurationError("ranks-differ", problem)
+        super()._materialise(module)
 
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
         if self.mesh.is_sharded:
@@ -250,8 +241,7 @@ class DistributedRuntime(Runtime):
                 self._reduce_scatter.nonfinite.zero_()  # of plain backward passes of the last step
 
     def reshard(self) -> None:
-        if self._shards.is_used:
-            self._shards.reshard()
+        self._shards.reshard()
 
     def prepare_backward(
         self,
@@ -365,18 +355,19 @@ class DistributedRuntime(Runtime):
         return total
 
     def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        """Sums and counts by name, added up over the ranks that work on different samples."""
-        own = dict(table) if self.rank % self.mesh.tensor == 0 else {}
-        return self.group.sum_table(own)
+        """Sums and counts by name, added up over the ranks that work on different samples, in
+        float64 in the order of ranks; a name may be missing."""
+        total: dict[str, tuple[float, float]] = {}
+        for own in self.gather_each(dict(table)):
+            for name, (value, count) in own.items():
+                before = total.get(name, (0.0, 0.0))
+                total[name] = (before[0] + value, before[1] + count)
+        return total
 
     def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
         rows = super().gather(tensor)
         is_copy = self.rank % self.mesh.tensor > 0  # another rank has the same samples
         return self.group.gather(rows[:0] if is_copy else rows, padding_value)
-
-    @property
-    def gather_samples(self) -> Callable[[Any], list[Any]] | None:
-        return self.gather_each if self.world > 1 else None
 
     def gather_each(self, value: Any) -> list[Any]:
         return self.gather_objects(value)[:: self.mesh.tensor]

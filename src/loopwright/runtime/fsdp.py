@@ -100,12 +100,6 @@ def find_bad_value(module: nn.Module) -> str | None:
     return None
 
 
-def check_values(module: nn.Module) -> None:
-    """Refuse a model with a tensor that has no finite values."""
-    if (problem := find_bad_value(module)) is not None:
-        raise ConfigurationError("ranks-differ", problem)
-
-
 def broadcast_module(module: nn.Module) -> None:
     """Broadcast the parameters and buffers of rank 0."""
     for tensor in (*module.parameters(), *module.buffers()):

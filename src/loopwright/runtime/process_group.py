@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -217,16 +217,6 @@ class RankGroup:
         with self.at(place):
             dist.barrier(group=self.host_group)
 
-    def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        """Sums and counts by name, added over all processes in float64 in the order of ranks; a
-        name may be missing."""
-        total: dict[str, tuple[float, float]] = {}
-        for own in self.gather_objects(dict(table)):
-            for name, (value, count) in own.items():
-                before = total.get(name, (0.0, 0.0))
-                total[name] = (before[0] + value, before[1] + count)
-        return total
-
     def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
         """Every process's tensor, one after the other along the first dimension, on every process.
 
@@ -387,8 +377,8 @@ def gather_pickled(value: Any, group: dist.ProcessGroup) -> list[Any]:
     return values
 
 
-def _all_gather(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
-    received = sent.new_empty(group.size(), sent.numel())
+def _all_gather(sent: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    received = sent.new_empty(dist.get_world_size(group), sent.numel())
     dist.all_gather(list(received), sent, group=group)
     return received
 
@@ -400,7 +390,7 @@ def _exchange(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     sizes = [prod(shape) * rows.element_size() for shape in shapes]
     if not max(sizes):
         return [rows.new_empty(shape) for shape in shapes]
-    received = _all_gather(pad(own, (0, max(sizes) - own.numel())), dist.group.WORLD)
+    received = _all_gather(pad(own, (0, max(sizes) - own.numel())))
     parts = zip(received, sizes, shapes, strict=True)
     return [part[:size].view(rows.dtype).view(shape) for part, size, shape in parts]
 

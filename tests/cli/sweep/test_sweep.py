@@ -19,7 +19,7 @@ from loopwright.cli.sweep import Child, Optuna, Result, Task, best_value, is_fin
 from loopwright.cli.sweep.child import placed
 from loopwright.config import Sweep, ValueRange, load_config
 from loopwright.interfaces.configured.experiment import Experiment
-from loopwright.run.reading import RunView
+from loopwright.run.reading import Run
 from tests.cli.sweep.projects import write_project
 from tests.mistakes import raises
 from tests.waiting import wait_for
@@ -59,7 +59,7 @@ def test_each_run_is_that_of_its_config_and_a_failed_one_does_not_stop_the_other
     assert "[2/2]" in printed.err
     own = project / "runs" / "points" / "sweep" / "width=4"
     assert compare_trees(newest(own), newest(trained_here("model.width=4"))) == ()
-    assert found["best"]["value"] == best_value(RunView(own), "test_loss", "min")
+    assert found["best"]["value"] == best_value(Run(own), "test_loss", "min")
     _check_finished_runs_stay(capsys, own)
 
 
@@ -107,7 +107,7 @@ def test_ctrl_c_lets_runs_save_and_the_same_command_continues_them_exactly(proje
     assert process.returncode == 130
     assert "Interrupted. The same command continues the sweep." in printed
     run = project / "runs" / "points" / "sweep" / "lr=0.1"
-    assert (RunView(run).state, RunView(run).progress.update) == ("interrupted", 5)
+    assert (Run(run).state, Run(run).progress.update) == ("interrupted", 5)
     assert main(arguments) == 0
     assert "from epoch 1, update 5" in (run / "log.txt").read_text()
     alone = trained_here("model.optimizer.lr=0.1", HOLD)
@@ -135,7 +135,7 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
     wait_for(is_held)
     child.connection.close()  # what the system does for a process that is gone
     assert child.process.wait(timeout=300) == 143
-    assert (RunView(task.path).state, RunView(task.path).progress.update) == ("interrupted", 5)
+    assert (Run(task.path).state, Run(task.path).progress.update) == ("interrupted", 5)
     assert child.close() is None
 
 
@@ -144,7 +144,7 @@ def test_a_run_that_waits_for_the_answer_of_a_killed_sweep_is_interrupted_and_no
     wait_for(lambda: any(True for _ in child.messages()))
     child.connection.close()
     assert child.process.wait(timeout=300) == 143
-    assert (RunView(task.path).state, RunView(task.path).progress.update) == ("interrupted", 3)
+    assert (Run(task.path).state, Run(task.path).progress.update) == ("interrupted", 3)
     assert child.close() is None
 
 
@@ -158,7 +158,7 @@ def test_optuna_chooses_runs_and_does_not_repeat_those_of_an_earlier_call(projec
     assert main(["sweep", "run.yaml", space, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(run["name"], run["state"]) for run in found["runs"]] == [("trial-0000", "finished")]
-    own = RunView(project / "runs" / "points" / "sweep" / "trial-0000")
+    own = Run(project / "runs" / "points" / "sweep" / "trial-0000")
     assert own.config["model"]["optimizer"]["lr"] == found["best"]["chosen"]["model.optimizer.lr"]
     assert found["best"]["value"] == best_value(own, "test_loss", "min")
 

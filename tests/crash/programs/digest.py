@@ -16,6 +16,7 @@ from loopwright.checkpoint import list_checkpoints, read_checkpoint
 from loopwright.run import MetricsStore
 from loopwright.trainer import Trainer
 from loopwright.training.state import capture
+from tests.runs import epochs_of, steps_of
 
 CLOCK = (
     "seconds",
@@ -84,6 +85,6 @@ def rows_in(directory: Path) -> list[Any]:
     """Every row of the metrics store."""
     store = MetricsStore(directory / "metrics.sqlite")
     try:
-        return [store.steps(), store.epochs()]
+        return [steps_of(store), epochs_of(store)]
     finally:
         store.close()

@@ -19,6 +19,7 @@ from loopwright.interfaces.adversarial import (
     read_loss_log,
 )
 from loopwright.run import MetricsStore
+from tests.runs import epochs_of, steps_of
 
 from ...forked import call_forked
 from ...mistakes import raises
@@ -68,7 +69,7 @@ def test_a_run_killed_inside_an_epoch_goes_on_exactly(
     rows = []
     for trainer in (whole, resumed):
         store = MetricsStore(trainer.experiment_dir / "metrics.sqlite")
-        rows.append((store.steps(), store.epochs()))
+        rows.append((steps_of(store), epochs_of(store)))
         store.close()
     assert rows[0] == rows[1]
 
@@ -300,7 +301,7 @@ class ByTheDocument(Trainer):
 
 def recorded(directory: Path) -> tuple[list[Any], list[Any]]:
     store = MetricsStore(directory / "metrics.sqlite")
-    rows = store.steps("G_L1"), store.epochs("G_L1")
+    rows = steps_of(store, "G_L1"), epochs_of(store, "G_L1")
     store.close()
     return rows
 

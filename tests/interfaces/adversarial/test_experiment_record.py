@@ -11,7 +11,7 @@ import pytest
 
 from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import Pix2pixTrainer
-from loopwright.run.reading import RunView
+from loopwright.run.reading import Run
 
 from ...forked import call_forked
 from .runs import continued, tiny
@@ -19,7 +19,7 @@ from .runs import continued, tiny
 
 def states(trainer: Pix2pixTrainer) -> str:
     assert trainer.experiment_dir is not None
-    return RunView(trainer.experiment_dir).state
+    return Run(trainer.experiment_dir).state
 
 
 def test_an_experiment_runs_until_it_is_over(data: Path, tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_an_experiment_runs_until_it_is_over(data: Path, tmp_path: Path) -> None
         found.append(states(trainer))
     trainer.finish()
     assert [*found, states(trainer)] == ["running", "running", "finished"]
-    assert RunView(tmp_path / "tiny_v1").progress.epoch == 2
+    assert Run(tmp_path / "tiny_v1").progress.epoch == 2
 
 
 def test_another_trainer_of_the_program_may_go_on_with_it(data: Path, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_an_error_inside_an_epoch_is_what_ended_it(data: Path, tmp_path: Path) -
     with pytest.raises(ZeroDivisionError):
         trainer.train_paired(0, train_step=fail)
     trainer.finish()
-    assert (states(trainer), RunView(tmp_path / "tiny_v1").reason) == (
+    assert (states(trainer), Run(tmp_path / "tiny_v1").reason) == (
         "failed",
         "ZeroDivisionError: no luck today",
     )
@@ -81,5 +81,5 @@ def test_a_program_that_ends_between_epochs_says_how(
 
     ended = call_forked(program, tmp_path)
     assert ended.code == 0, ended.err
-    run = RunView(tmp_path / "tiny_v1")
+    run = Run(tmp_path / "tiny_v1")
     assert (run.state, run.reason) == (state, reason)

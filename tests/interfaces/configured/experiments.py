@@ -10,6 +10,7 @@ from loopwright.data.order import permutation
 from loopwright.data.random import seed_everything
 from loopwright.interfaces.configured import Experiment
 from loopwright.run import MetricsStore
+from tests.runs import epochs_of, steps_of
 
 from .parts import Net, Points
 
@@ -21,7 +22,7 @@ def experiment(*overrides, file="run.yaml"):
 def rows(run):
     store = MetricsStore(Path(run) / "metrics.sqlite")
     try:
-        return store.steps(), store.epochs()
+        return steps_of(store), epochs_of(store)
     finally:
         store.close()
 

@@ -6,7 +6,7 @@ import pytest
 
 from loopwright.callbacks import EarlyStopping, OfflineLoss
 from loopwright.interfaces.configured import TrainerResult
-from loopwright.run import RunView
+from loopwright.run import Run
 
 from .parts import CustomTrainer, Points, build_trainer
 
@@ -36,7 +36,7 @@ def test_a_named_loss_on_a_data_set_is_to_fall(tmp_path, kind, metric):
     )
     trainer.train()
     assert (stopping.mode, stopping.best) == ("min", min(trainer.history[metric]))
-    run = RunView(tmp_path)
+    run = Run(tmp_path)
     assert {
         run.mode_of(name)
         for name in ("fit", "score", "test_fit", "test_score", "test_loss", "loss")

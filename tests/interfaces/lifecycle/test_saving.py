@@ -29,7 +29,7 @@ from loopwright.interfaces.lifecycle import (
     Trainer,
     TrainerCallback,
 )
-from loopwright.run import RunView
+from loopwright.run import Run
 from loopwright.training import steps
 
 from ...loops import assert_same_model, assert_same_optimizer
@@ -281,7 +281,7 @@ def test_a_run_that_was_stopped_stays_stopped(
         assert "Nothing to train: the resumed run was stopped (enough)." in capsys.readouterr().out
         assert_same_run(again, trainer)
         assert again._core.run.stopping.reason == "enough"
-        run = RunView(tmp_path / "run")
+        run = Run(tmp_path / "run")
         assert (run.state, run.reason) == ("stopped", "enough")
 
 

@@ -37,7 +37,7 @@ from ...interfaces.configured import Experiment
 from ...interfaces.configured.experiment import schema
 from ...metrics.best import Mode, direction_of, first_best, ranked
 from ...run.changes import short_keys
-from ...run.reading import RunView
+from ...run.reading import Run
 from ...text import counted
 from ..output import (
     FOUND,
@@ -175,7 +175,7 @@ class SweepJob:
         result = read_result(task, self.metric, self.mode, error)
         self.results.append(result)
         if self.direction is None and (task.path / "run.json").is_file():
-            noted = RunView(task.path).metric_modes.get(self.metric, self.mode)
+            noted = Run(task.path).metric_modes.get(self.metric, self.mode)
             if noted != self.mode:
                 better = "smaller" if noted == "min" else "larger"
                 raise ConfigurationError(
@@ -261,7 +261,7 @@ def place_for(folder: Path, name: str, config: Config) -> Path:
     number = 1
     path = folder / name
     while (path / "run.json").is_file():
-        run = RunView(path)
+        run = Run(path)
         if not Experiment.changes_since(run.config or {}, config, run.name):
             break
         number += 1
@@ -273,7 +273,7 @@ def is_finished(path: Path, config: Config) -> bool:
     """Whether the run in this directory has finished this config."""
     if not (path / "run.json").is_file():
         return False
-    run = RunView(path)
+    run = Run(path)
     earlier = (run.config or {}).get("trainer") or {}
     is_longer = any(earlier.get(name) != config.get(f"trainer.{name}") for name in LIMITS)
     return run.state in ("finished", "stopped") and not is_longer
@@ -286,7 +286,7 @@ def read_result(task: Task, metric: str, mode: Mode, error: str | None = None) -
     """Read the result of a run from its directory."""
     if not (task.path / "run.json").is_file():
         return Result(task, "failed" if error else "not started", error=error)
-    run = RunView(task.path)
+    run = Run(task.path)
     state: str = run.state
     if state == "stopped" and run.reason is not None and PRUNED in run.reason:
         state = "pruned"
@@ -296,7 +296,7 @@ def read_result(task: Task, metric: str, mode: Mode, error: str | None = None) -
     return Result(task, state, best_value(run, metric, mode), reason, run.seconds)
 
 
-def best_value(run: RunView, metric: str, mode: Mode) -> float | None:
+def best_value(run: Run, metric: str, mode: Mode) -> float | None:
     """The best value of a metric at any epoch or step."""
     points = [*run.metrics.epochs(metric), *run.metrics.steps(metric)]
     best = first_best(points, lambda point: point.value, mode)

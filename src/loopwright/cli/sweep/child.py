@@ -26,7 +26,7 @@ from ...config import Config, load_variant
 from ...config.tree import Node
 from ...errors import ConfigurationError, Interrupted, LoopwrightError
 from ...interfaces.configured.experiment import Experiment
-from ...run.reading import RunView
+from ...run.reading import Run
 from ...trainer import Trainer
 from ..output import FAILED, OK, explained
 
@@ -64,7 +64,7 @@ def _train(spec: Mapping[str, Any], parent: Parent) -> int:
 def _await_other(path: Path) -> None:
     """Wait until a process that a killed sweep left behind has saved and ended."""
     end = time.monotonic() + PATIENCE_SECONDS
-    while (path / "run.json").is_file() and RunView(path).state == "running":
+    while (path / "run.json").is_file() and Run(path).state == "running":
         if time.monotonic() > end:
             raise ConfigurationError(
                 "run-is-busy",
