@@ -144,7 +144,7 @@ def test_a_run_with_an_entry_that_was_changed_by_hand_is_read_and_says_which(
 
 
 def test_a_name_in_the_user_s_own_config_does_not_name_the_run(tmp_path):
-    manifest = RunManifest.collect().changed(config={"name": "resnet50", "tags": 5})
+    manifest = RunManifest.collect().changed(facts={"config": {"name": "resnet50", "tags": 5}})
     manifest.write(tmp_path / "run.json")
     run = Run(tmp_path)
     assert (run.name, run.tags, run.config["name"]) == (tmp_path.name, (), "resnet50")
