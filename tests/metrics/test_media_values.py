@@ -26,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def pixels(value, value_range=None):
-    return read_image("log_image('x')", value, value_range)
+    return read_image("log_image('x')", value, value_range)[0]
 
 
 def decoded(png: bytes) -> np.ndarray:
@@ -77,8 +77,10 @@ def test_a_pillow_image_of_any_mode_is_read(mode):
     assert decoded(encode_png(pixels(image))).shape[:2] == (2, 4)
 
 
-def test_nonfinite_values_are_black():
-    assert pixels(torch.tensor([[NAN, INF, 1.0, -INF]])).tolist() == [[0, 0, 255, 0]]
+def test_nonfinite_values_are_black_and_counted():
+    image, bad = read_image("x", torch.tensor([[NAN, INF, 1.0, -INF]]), None)
+    assert image.tolist() == [[0, 0, 255, 0]]
+    assert bad == 3
 
 
 WRONG_IMAGES = [
@@ -122,7 +124,7 @@ def test_a_range_that_is_none_is_refused(value):
     ids=["NCHW", "NHWC", "NHW", "list", "generator", "mapping"],
 )
 def test_several_images_are_read_one_by_one(value):
-    images = read_images("x", value, None, None)
+    images, _ = read_images("x", value, None, None)
     assert len(images.files) == 2
     assert images.captions == (("one", "two") if isinstance(value, dict) else ("", ""))
 
@@ -145,7 +147,7 @@ def test_wrong_images_are_refused(value):
 
 def test_a_histogram_counts_every_finite_value_once():
     values = torch.randn(7, 5, 3)
-    histogram = count_values("x", values, 16)
+    histogram, _ = count_values("x", values, 16)
     expected, edges = np.histogram(values.numpy().astype(np.float64), 16)
     assert list(histogram.counts) == expected.tolist()
     assert np.allclose(histogram.edges, edges)
@@ -163,16 +165,16 @@ def test_a_histogram_counts_every_finite_value_once():
     ],
 )
 def test_a_histogram_of_any_range_is_finite_and_complete(values):
-    histogram = count_values("x", values, 8)
+    histogram, _ = count_values("x", values, 8)
     assert sum(histogram.counts) == len(np.atleast_1d(values))
     assert np.isfinite(histogram.edges).all()
     assert (np.diff(histogram.edges) >= 0).all()
 
 
-def test_nan_and_infinite_values_are_left_out_of_a_histogram():
-    histogram = count_values("x", torch.tensor([NAN, 1.0, INF, -INF, 2.0]), 4)
-    assert sum(histogram.counts) == 2
-    assert count_values("x", torch.tensor([NAN]), 4) == Histogram((0.0, 1.0), (0,))
+def test_nan_and_infinite_values_are_left_out_of_a_histogram_and_counted():
+    histogram, bad = count_values("x", torch.tensor([NAN, 1.0, INF, -INF, 2.0]), 4)
+    assert (sum(histogram.counts), bad) == (2, 3)
+    assert count_values("x", torch.tensor([NAN]), 4) == (Histogram((0.0, 1.0), (0,)), 1)
 
 
 ROWS = Table(("a", "b"), ((1, "x"), (2, None)))

@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import random
+import signal
 import sqlite3
+import time
 import warnings
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ import numpy as np
 from loopwright import Callback
 from loopwright.trackers import MLflow, Trackio, WandB
 from loopwright.trackers.mlflow import _name as mlflow_name
+from loopwright.trackers.wandb import last_step
 
 from ..forked import call_forked
 from ..runs import assert_same_run
@@ -68,6 +71,38 @@ def check(program, folder: Path) -> None:
     assert "The tracker" not in ended.err
 
 
+class KillLate(Callback):
+    """Ends the process by SIGKILL after update 9, with a resume point at update 8; `has_arrived`
+    waits until the tracker's files have some of the rows."""
+
+    precedence = 8
+
+    def __init__(self, has_arrived):
+        self.has_arrived = has_arrived
+
+    def on_update_end(self, trainer):
+        if trainer.progress.update == 3:
+            trainer.run.flush()
+            end = time.monotonic() + 120
+            while not self.has_arrived():
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        if trainer.progress.update == 9:
+            trainer.run.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_and_resume(build_tracker, has_arrived, folder):
+    """A run that SIGKILL ends after its resume point, before its tracker has written all rows; then
+    it goes on in another process."""
+
+    def killed():
+        warnings.simplefilter("ignore")
+        callbacks = [build_tracker(), KillLate(has_arrived)]
+        train(build(callbacks, run_dir=Path("run"), every_updates=4))
+
+    assert call_forked(killed, folder).code == -signal.SIGKILL
+
 def test_wandb_offline_that_failed_has_every_step_once_under_one_id(tmp_path, monkeypatch):
     def program():
         tracker = WandB("project", mode="offline", folder=".", options={"tags": ["first"]})
@@ -88,6 +123,36 @@ def test_wandb_offline_that_failed_has_every_step_once_under_one_id(tmp_path, mo
 
     monkeypatch.setenv("WANDB_SILENT", "true")
     check(program, tmp_path)
+
+
+def test_wandb_offline_has_every_step_once_after_a_kill_that_cost_it_rows(tmp_path, monkeypatch):
+    """What wandb had not written to its file is written again, also of the steps before the resume
+    point."""
+
+    def build_tracker():
+        return WandB("project", mode="offline", folder=".")
+
+    def files():
+        return sorted(
+            Path().glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime
+        )
+
+    def resume():
+        trainer = train(build([build_tracker()], run_dir=Path("run"), every_updates=4))
+        first, second = [wandb_rows(file) for file in files()]
+        assert {row["_step"] for row in first} & {1, 2}
+        assert second[0]["_step"] <= 8, "the kill cost nothing"
+        rows = [*first, *second]
+        assert [row["_step"] for row in rows] == list(range(1, 11))
+        assert {row["_step"]: row["loss"] for row in rows} == step_losses(trainer)
+        found = {row["_step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
+        assert found == dict(zip((5, 10), trainer.history["eval_loss"], strict=True))
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    kill_and_resume(
+        build_tracker, lambda: any(last_step(f.read_bytes()) >= 2 for f in files()), tmp_path
+    )
+    check(resume, tmp_path)
 
 
 def check_wandb_rows(trainer, rows):
@@ -166,3 +231,26 @@ def test_trackio_has_every_step_once_in_one_run_with_media_and_config(tmp_path):
         assert IMAGE[:8] == images[0].read_bytes()[:8]
 
     check(program, tmp_path)
+
+
+def test_trackio_has_every_step_once_after_a_kill(tmp_path, monkeypatch):
+    def rows():
+        found = []
+        for path in Path("store").glob("*.db"):
+            with closing(sqlite3.connect(path)) as database, suppress(sqlite3.OperationalError):
+                found += database.execute("SELECT step, metrics FROM metrics ORDER BY step")
+        return [(step, json.loads(metrics)) for step, metrics in found]
+
+    def build_tracker():
+        os.environ["TRACKIO_DIR"] = str(Path("store").absolute())
+        return Trackio("project")
+
+    def resume():
+        before = [step for step, _ in rows()]
+        trainer = train(build([build_tracker()], run_dir=Path("run"), every_updates=4))
+        found = [(step, row["loss"]) for step, row in rows() if "loss" in row]
+        assert found == list(step_losses(trainer).items()), before
+        assert [step for step, row in rows() if "eval_loss" in row] == [5, 10]
+
+    kill_and_resume(build_tracker, rows, tmp_path)
+    check(resume, tmp_path)

@@ -140,6 +140,18 @@ def test_an_image_for_log_step_is_refused_where_it_is_called(points):
         build(LogsPictures()).train(head(points, 8))
 
 
+def test_nonfinite_values_are_said_once_for_each_name(points, capsys):
+    trainer = build(Seen(), progress="lines")
+    trainer.train(head(points, 8))
+    capsys.readouterr()
+    for _ in range(2):
+        trainer.log_histogram("weights", torch.tensor([1.0, float("nan")]))
+        trainer.log_images("pictures", torch.full((2, 1, 4, 4), float("inf")))
+    said = capsys.readouterr().out
+    assert said.count("'weights': 1 values are NaN or infinite") == 1
+    assert said.count("'pictures': 32 values are NaN or infinite") == 1
+
+
 def test_training_with_a_record_of_everything_is_bit_for_bit_training_by_hand(points, tmp_path):
     class Everything(Callback):
         def on_train_step_end(self, trainer, batch, result):

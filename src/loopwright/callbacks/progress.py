@@ -499,6 +499,8 @@ class TimeLeft:
         limit = trainer.run.call.limits.seconds
         known = [] if limit is None else [max(limit - trainer.progress.seconds, 0.0)]
         done = done_of(trainer)
+        if done == 1.0:  # only the last evaluation is left
+            return None
         if done is not None and done > self._start:
             now = _clock(trainer) - self._began
             # of data without a length, the fraction changes at the ends of epochs only

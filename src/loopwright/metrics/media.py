@@ -82,8 +82,11 @@ class Media:
 # Images
 
 
-def read_image(call: str, value: Any, value_range: Range | None) -> NDArray[np.uint8]:
-    """Return an image as bytes of shape (H, W) or (H, W, C).
+def read_image(
+    call: str, value: Any, value_range: Range | None
+) -> tuple[NDArray[np.uint8], int]:
+    """Return an image as bytes of shape (H, W) or (H, W, C), and how many of its values are NaN or
+    infinite.
 
     Args:
         call: The user's call, for errors.
@@ -111,11 +114,13 @@ def read_image(call: str, value: Any, value_range: Range | None) -> NDArray[np.u
     return _as_bytes(call, array, value_range)
 
 
-def _as_bytes(call: str, array: NDArray[Any], value_range: Range | None) -> NDArray[np.uint8]:
+def _as_bytes(
+    call: str, array: NDArray[Any], value_range: Range | None
+) -> tuple[NDArray[np.uint8], int]:
     if array.dtype == np.uint8 and value_range is None:
-        return np.ascontiguousarray(array)
+        return np.ascontiguousarray(array), 0
     if array.dtype == np.bool_:
-        return array.astype(np.uint8) * np.uint8(255)
+        return array.astype(np.uint8) * np.uint8(255), 0
     values = array.astype(np.float64)
     finite = np.isfinite(values)
     if value_range is None:
@@ -138,12 +143,14 @@ def _as_bytes(call: str, array: NDArray[Any], value_range: Range | None) -> NDAr
         )
     values[~finite] = low
     scaled = np.clip((values - low) / (high - low), 0.0, 1.0) * 255.0
-    return np.round(scaled).astype(np.uint8)
+    return np.round(scaled).astype(np.uint8), int(np.count_nonzero(~finite))
 
 
-def read_images(call: str, value: Any, captions: Any, value_range: Range | None) -> Images:
+def read_images(
+    call: str, value: Any, captions: Any, value_range: Range | None
+) -> tuple[Images, int]:
     """Return the images of a batch, a list or a mapping from captions to images, with a caption for
-    each, empty where none was given."""
+    each, empty where none was given; and as above."""
     if isinstance(value, Mapping):
         captions = list(value) if captions is None else captions
         value = list(value.values())
@@ -169,10 +176,9 @@ def read_images(call: str, value: Any, captions: Any, value_range: Range | None)
             f"{call}: captions={captions!r:.60} for {len(images)} images: pass a list with one "
             "string per image.",
         )
-    files = []
-    for at, image in enumerate(images):
-        files.append(encode_png(read_image(f"{call}, image {at}", image, value_range)))
-    return Images(tuple(files), tuple(texts))
+    read = [read_image(f"{call}, image {at}", image, value_range) for at, image in enumerate(images)]
+    files = tuple(encode_png(pixels) for pixels, _ in read)
+    return Images(files, tuple(texts)), sum(bad for _, bad in read)
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:
@@ -214,14 +220,15 @@ def _is_sequence(value: Any) -> bool:
 # Histograms
 
 
-def count_values(call: str, values: Any, bins: Any) -> Histogram:
-    """Return the histogram of all values that are not NaN or infinite; without any, it is of zero
-    to one, and empty."""
+def count_values(call: str, values: Any, bins: Any) -> tuple[Histogram, int]:
+    """Return the histogram of all values that are not NaN or infinite, and how many others there
+    are; without any, it is of zero to one, and empty."""
     check_number(f"{call}: bins", bins, least=1, most=10_000)
     flat = as_array(call, values).ravel().astype(np.float64)
     finite = flat[np.isfinite(flat)]
+    bad = flat.size - finite.size
     if not finite.size:
-        return Histogram((0.0, 1.0), (0,))
+        return Histogram((0.0, 1.0), (0,)), bad
     low = finite.min()
     high = finite.max()
     if high - low <= max(abs(low) * 1e-9, 1e-300):  # too close for bins between them
@@ -229,7 +236,7 @@ def count_values(call: str, values: Any, bins: Any) -> Histogram:
         low -= width
         high += width
     counts, edges = np.histogram(finite, bins, (low, high))
-    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
+    return Histogram(tuple(edges.tolist()), tuple(counts.tolist())), bad
 
 
 # Tables

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..callback import Trainer
     from ..checkpoint import AsyncWriter
     from ..metrics.rows import StepRow
+    from ..run.schema import Level
 
 logger = logging.getLogger("loopwright")
 
@@ -264,6 +265,31 @@ class Track(Callback):
         # as `start` corrects it
         self._floor = {} if self.truncates else dict(run.memory.get("written", {}))
         self._remember()
+        if run.folder is not None and self._floor.get("step", run.step) < run.step:
+            self._write(self._lost_rows(run, run.folder))
+
+    def _lost_rows(self, run: TrackedRun, folder: Path) -> list[TrackedRow]:
+        """The rows up to the resume point that a kill has taken from the tracker, as the run's own
+        metrics have them."""
+        from ..run.directory import METRICS
+        from ..run.metrics_view import MetricsView
+
+        view = MetricsView(folder / METRICS)
+        of_steps = view.names_of("step")
+        found: dict[tuple[int, bool], TrackedRow] = {}
+        levels: tuple[Level, ...] = ("step", "epoch")
+        for level in levels:
+            for name in view.names_of(level):
+                is_shared = level == "epoch" and name in of_steps
+                for *place, value in zip(*view.columns(name, level).values(), strict=True):
+                    step = place[0] or 0
+                    if not self._floor["step"] < step <= run.step or value is None:
+                        continue
+                    if level == "epoch" or step % self.every == 0:
+                        row = TrackedRow(level, *place, {})
+                        values = found.setdefault((step, level == "epoch"), row).values
+                        values[f"epoch/{name}" if is_shared else name] = value
+        return [found[key] for key in sorted(found)]
 
     def _rewind(self, run: TrackedRun) -> None:
         if self.truncates:

@@ -88,6 +88,12 @@ class TrackedRun:
         """Whether the run has trained before."""
         return self.step > 0 or self.epoch > 0
 
+    def keep_written(self, step: int) -> None:
+        """Note, in `start`, that the tracker has rows up to this step only, since a kill has lost
+        later ones."""
+        for kind, last in self.memory.get("written", {}).items():
+            self.memory["written"][kind] = min(last, step)
+
 
 class Tracker(Protocol):
     """An object that a run is sent to: pass `Track(tracker)` as a callback.

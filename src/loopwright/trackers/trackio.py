@@ -57,6 +57,9 @@ class TrackioRun:
         is_known = run.is_resumed and isinstance(noted, str)
         if not is_known:
             noted = run.memory["name"] = self.name or f"{run.name}-{uuid4().hex[:6]}"
+        elif not self.options.get("space_id"):
+            storage = import_module("trackio").SQLiteStorage
+            run.keep_written(storage.get_max_step_for_run(self.project, noted) or 0)
         config = {key.lstrip("_") or key: value for key, value in run.config.items()}
         options = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False, **self.options}
         self._run = import_module("trackio").init(

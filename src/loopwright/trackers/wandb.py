@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import struct
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +16,7 @@ from .tracker import EndState, TrackedRow, TrackedRun, converted, converted_imag
 
 CODES: dict[EndState, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "failed": 1}
 FLUSH_SECONDS = 1.0
+BLOCK = 32768  # bytes of an offline file
 
 
 class WandB(Track):
@@ -70,6 +72,9 @@ class WandBRun:
             noted = run.memory["id"] = uuid4().hex[:12]  # not of a generator that training uses
         folder = self.folder or run.folder or Path()
         folder.mkdir(parents=True, exist_ok=True)
+        files = (folder / "wandb").glob(f"offline-run-*-{noted}/run-{noted}.wandb")
+        if steps := [last_step(file.read_bytes()) for file in files]:
+            run.keep_written(max(steps))
         named = {} if run.folder is None else {"name": run.name}
         tags = {"tags": list(run.tags)} if run.tags else {}
         given = {key: value for key, value in self.options.items() if value is not None}
@@ -113,3 +118,26 @@ def _settings() -> Any:
     settings = import_module("wandb").Settings
     name = "x_transaction_log_flush_interval"
     return settings(**{name: FLUSH_SECONDS}) if name in settings.model_fields else settings()
+
+
+def last_step(content: bytes) -> int:
+    """The last step in an offline file, which may lack its end.
+
+    It is a log of blocks: after a checksum, a piece of a record has its length and its kind, which
+    is 1 for a whole record and 4 for the last piece of one.
+    """
+    found = 0
+    at = 7
+    record = b""
+    while at + 7 <= len(content):
+        if (left := BLOCK - at % BLOCK) < 7:  # no piece begins there
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", content, at + 4)
+        record += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4) and at <= len(content):
+            read = import_module("wandb.proto.wandb_internal_pb2").Record.FromString(record)
+            found = max(found, read.history.step.num)
+            record = b""
+    return found

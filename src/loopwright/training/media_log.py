@@ -48,11 +48,19 @@ class MediaLog:
         call = f"{method}({name!r})"
         return call if self._is_needed and self._has_listener(call) else None
 
-    def add(self, name: str, content: Any, count: int = 1) -> None:
-        """Give an item to the callbacks, now or when training begins; `count` is the number of its
-        images."""
+    def add(self, name: str, content: Any, count: int = 1, bad: int = 0) -> None:
+        """Give an item to the callbacks, now or when training begins.
+
+        `count` is the number of its images, and `bad` that of its values which are NaN or infinite.
+        """
         from ..metrics.media import Media
 
+        if bad:
+            self._say_once(
+                f"values of {name}",
+                f"{name!r}: {bad} values are NaN or infinite: images show them as black, and "
+                "histograms leave them out.",
+            )
         update, step, epoch, samples, seconds = self._run.place()
         if step != self._step:
             self.renumber(step)
@@ -63,6 +71,7 @@ class MediaLog:
             self._run.emit("on_media", media)
             return
         if len(self.waiting) == MAX_WAITING:
+            self._say_once("full", f"{name!r} is dropped: {MAX_WAITING} logged items already wait.")
             return
         self.waiting.append(media)
         self._say_once(
@@ -193,8 +202,8 @@ class MediaMethods:
         if call := media.open("log_image", name):
             from ..metrics.media import Images, encode_png, read_image
 
-            file = encode_png(read_image(call, image, value_range))
-            media.add(name, Images((file,), (str(caption),)))
+            pixels, bad = read_image(call, image, value_range)
+            media.add(name, Images((encode_png(pixels),), (str(caption),)), bad=bad)
 
     @public
     def log_images(
@@ -227,12 +236,13 @@ class MediaMethods:
         if call := media.open("log_images", name):
             from ..metrics.media import read_images
 
-            found = read_images(call, images, captions, value_range)
-            media.add(name, found, len(found.files))
+            found, bad = read_images(call, images, captions, value_range)
+            media.add(name, found, len(found.files), bad)
 
     @public
     def log_histogram(self, name: str, values: Any, *, bins: int = 64) -> None:
-        """Log how values are distributed; NaN and infinite ones are left out.
+        """Log how values are distributed; NaN and infinite ones are left out, and a line says so
+        once.
 
         Args:
             name: The name under which histograms of several steps are one series.
@@ -250,7 +260,8 @@ class MediaMethods:
         if call := media.open("log_histogram", name):
             from ..metrics.media import count_values
 
-            media.add(name, count_values(call, values, bins))
+            histogram, bad = count_values(call, values, bins)
+            media.add(name, histogram, bad=bad)
 
     @public
     def log_text(self, name: str, text: str) -> None:

@@ -47,7 +47,7 @@ def read_image(path: Path, size: tuple[int, int], num_channels: int) -> Tensor:
 def write_image(path: Path, image: Tensor) -> None:
     """Write an image with values in -1...1 as PNG; a reader finds a complete picture or the one
     before."""
-    pixels = as_pixels("write_image", image.detach(), (-1.0, 1.0))
+    pixels, _ = as_pixels("write_image", image.detach(), (-1.0, 1.0))
     with staged_file(path) as staging:
         staging.write_bytes(encode_png(pixels))
 
