@@ -499,8 +499,8 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
             data: Training data, as for `train`. Default: the data of `configure_data`.
             batch_size: Samples per batch, where the data is not in batches. Default: 32.
             seconds: The time for each of the two settings that are compared.
-            only: What to try: "workers", "batch_size", "compile", "precision", "threads",
-                "channels_last". Default: all of these.
+            only: What to try: "workers", "batch_size", "compile", "precision", "threads".
+                Default: all of these.
 
         Returns:
             The rows of the table, with `suggestion` (settings by name) and `lines` (code).

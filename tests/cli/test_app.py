@@ -34,7 +34,6 @@ def test_torch_is_not_imported_for_what_does_without(in_gallery):
     """One process for all of them: what one imports, the next would find."""
     commands = [
         ["--help"],
-        ["completion", "bash"],
         ["runs"],
         ["runs", "--json", "--sort", "metric"],
         ["show", "finished"],

@@ -9,6 +9,7 @@ import pytest
 
 from loopwright.cli import doctor, main
 from loopwright.cli.doctor import advise
+from loopwright.profiling.profile import num_cores
 
 MACHINE = {
     "usable_cpus": 8,
@@ -43,7 +44,7 @@ def test_a_folder_that_cannot_be_written_is_exit_code_1(tmp_path, capsys):
 def test_the_quota_of_a_container_counts(tmp_path, text, expected):
     (tmp_path / "cpu.max").write_text(text)
     allowed = len(os.sched_getaffinity(0))
-    assert doctor.usable_cpus(str(tmp_path / "cpu.max")) == min(expected or allowed, allowed)
+    assert num_cores(str(tmp_path / "cpu.max")) == min(expected or allowed, allowed)
 
 
 ADVICE = {

@@ -51,7 +51,6 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     ),
     "scale": (["scale", "run.yaml", "--devices", "16"], 0, r"HSDP"),
     "doctor": (["doctor"], 0, r"versions"),
-    "completion": (["completion", "bash"], 0, r"complete"),
 }
 SERVING = {"ui"}  # goes on until Ctrl-C: tests/cli/test_ui.py
 

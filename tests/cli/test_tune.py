@@ -78,9 +78,6 @@ def test_what_to_write_is_a_command_and_what_no_run_file_has_is_a_line_of_code()
         "loopwright train run.yaml +trainer.num_workers=2 "
         "+trainer.effective_batch_size=64 +trainer.precision=bf16 +trainer.use_torch_compile=true",
     ]
-    assert lines_for({"channels_last": True}, "run.yaml", settings_of())[0].startswith(
-        "self.to(memory_format="
-    )
     assert lines_for({}, "run.yaml", settings_of()) == []
 
 

@@ -103,6 +103,7 @@ def kill_and_resume(build_tracker, has_arrived, folder):
 
     assert call_forked(killed, folder).code == -signal.SIGKILL
 
+
 def test_wandb_offline_that_failed_has_every_step_once_under_one_id(tmp_path, monkeypatch):
     def program():
         tracker = WandB("project", mode="offline", folder=".", options={"tags": ["first"]})

@@ -14,7 +14,7 @@ from tests.loops import build_net
 cross_entropy = nn.functional.cross_entropy
 
 
-CHEAP = ["batch_size", "precision", "threads", "channels_last"]
+CHEAP = ["batch_size", "precision", "threads"]
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
@@ -28,17 +28,6 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.inputs[index], (self.inputs[index].sum() > 0).long()
-
-
-class Pictures(nn.Module):
-    """A model with weights of four dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.conv(x)).mean((2, 3)))
 
 
 def own_optimizer(model: nn.Module) -> torch.optim.Optimizer:

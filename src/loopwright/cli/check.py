@@ -31,7 +31,7 @@ from ..callbacks import PeakMemory, Throughput, TrainTime
 from ..callbacks.freezing import Freeze
 from ..callbacks.interval import Periodic, Watching
 from ..callbacks.nonfinite import NonFiniteGuard
-from ..callbacks.scheduling import Scheduled
+from ..callbacks.scheduling import Scheduled, extent_of
 from ..checkpoint.manifest import local_path
 from ..config import Config, ConfigError, Problem, beside
 from ..config.tree import descend
@@ -43,6 +43,7 @@ from ..errors import ConfigurationError, full_tracebacks
 from ..initializers import Initializer
 from ..interfaces.configured.core import ConfiguredCore
 from ..interfaces.configured.experiment import Experiment
+from ..metrics.progress import Limits
 from ..metrics.result import StepResult
 from ..optim.build import CurveSchedule, Schedule
 from ..schedules import Curve, Extent
@@ -215,36 +216,22 @@ class ConfigCheck:
             self.report.note(COMPILE, "the model was not compiled for this check.")
         return Config(root, self.config.folder)
 
-    def _place(self) -> tuple[str, Path]:
-        """The key of the run directory, and the part of its path that exists."""
-        given = self.config.get("output_path")
-        path = Path(given if isinstance(given, str) else "runs").absolute()
-        place = next(parent for parent in (path, *path.parents) if parent.exists())
-        return "" if given is None else "output_path", place
-
     def _check_place(self) -> None:
         """Check that the run directory can be created."""
-        key, place = self._place()
+        given = self.config.get("output_path")
+        key = "" if given is None else "output_path"
         try:
-            local_path(self.config.get("output_path") or "runs", "output_path")
+            path = local_path(str(given or "runs"), "output_path").absolute()
         except ConfigurationError as error:
             self.report.mistake(key, str(error))
             return
+        place = next(parent for parent in (path, *path.parents) if parent.exists())
         if not place.is_dir():
             self.report.mistake(key, f"{place} is a file, so it cannot have a run directory.")
         elif not os.access(place, os.W_OK | os.X_OK):
             self.report.mistake(key, f"{place} is not writable: choose another output_path.")
         else:
             self.report.checked.append("the run directory")
-
-    def _check_room(self, checkpoint_bytes: int) -> None:
-        """Check the free space: two resume points are kept, and new ones written beside them."""
-        key, place = self._place()
-        free = shutil.disk_usage(place).free
-        need = 4 * checkpoint_bytes
-        if free < need:
-            sizes = f"{size(free)} left, and the checkpoints take about {size(need)}"
-            self.report.mistake(key, f"{place} has {sizes}.")
 
     def _check_datasets(self) -> bool:
         """Build and check each data set; return whether all are well."""
@@ -277,7 +264,6 @@ class ConfigCheck:
             num_callbacks, checkpoint_bytes = saved
             report.checked += [counted(num_callbacks, "callback"), "saving and loading"]
             report.facts["checkpoint_bytes"] = checkpoint_bytes
-            self._check_room(checkpoint_bytes)
             self._check_resuming(dropped)
 
     # Tiny runs
@@ -625,18 +611,14 @@ def _read(dataset: Any, index: int) -> Any:
 
 def length_of(engine: ConfiguredCore, stream: Stream) -> Extent:
     """The length of a run, from the limit in the config and the length of the data."""
-    updates = -(-(stream.num_batches or 0) // engine.accumulate)
-    per_epoch = {"epochs": 1, "updates": updates, "samples": stream.num_samples or 0}
-    unit = next(unit for unit in per_epoch if getattr(engine.config, f"max_{unit}") is not None)
-    limit = getattr(engine.config, f"max_{unit}")
-    amounts: dict[str, float | None] = dict.fromkeys(per_epoch)
-    if per_epoch[unit]:
-        epochs = limit / per_epoch[unit]
-        amounts = {name: epochs * each if each else None for name, each in per_epoch.items()}
-    amounts[unit] = limit
-    if amounts["updates"] is not None:  # the last one may be of fewer samples
-        amounts["updates"] = math.ceil(amounts["updates"] - 1e-9)
-    return Extent(amounts["epochs"], amounts["updates"])
+    config = engine.config
+    engine.run.data.train_stream = stream
+    engine.run.call.limits = Limits(config.max_epochs, config.max_updates, config.max_samples)
+    length = extent_of(engine)
+    if length.updates is None:
+        return length
+    # the last one may be of fewer samples
+    return Extent(length.epochs, math.ceil(length.updates - 1e-9))
 
 
 def check_curve(report: CheckReport, key: str, curve: Curve, length: Extent) -> None:

@@ -1,7 +1,7 @@
 """Commands as the command line has them: help, arguments, and the name of the function to call.
 
-What a command needs is imported with its own module, when the command is chosen: help and completion
-are quick.
+What a command needs is imported with its own module, when the command is chosen: help
+is quick.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ WHICH = (
 )
 OVERRIDES = "change a value (model.width=32), add one (+model.depth=2) or remove one (~scheduler)"
 INTERFACES = ("configured", "native", "simple", "lifecycle", "modular", "adversarial")
-SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 COMMANDS: list[Command] = []
@@ -391,7 +390,7 @@ def _tune(parser: ArgumentParser) -> None:
     """Measure which settings make training faster.
 
     Trains the run for a few seconds with each of several settings, in turns with the current
-    settings: data workers, batch size, precision, threads, torch.compile, channels-last. Then the
+    settings: data workers, batch size, precision, threads, torch.compile. Then the
     settings that help are tried together. Prints samples per second, the ratio to the current
     settings with its spread, and what to change. A difference within the noise is not reported as
     faster. No run directory is written. Ctrl-C stops early and prints the results so far. This
@@ -808,24 +807,3 @@ def _doctor(parser: ArgumentParser) -> None:
     """
     add(parser, "--folder DIR", "the folder for runs (default: the current one)", default=".")
     add(parser, "--json", "print JSON")
-
-
-@command("completion", "completion.completion_command")
-def _completion(parser: ArgumentParser) -> None:
-    """Print a script for shell completion.
-
-    The script completes commands, options and their choices, runs below runs/, YAML files and
-    paths. Write it to:
-
-      bash  ~/.local/share/bash-completion/completions/loopwright
-      zsh   ~/.zfunc/_loopwright, with fpath+=~/.zfunc before compinit in .zshrc
-      fish  ~/.config/fish/completions/loopwright.fish
-      tcsh  ~/.loopwright.tcsh, with source ~/.loopwright.tcsh in .tcshrc
-
-    For the current zsh only: eval "$(loopwright completion zsh)".
-
-    examples:
-      loopwright completion bash
-      loopwright completion bash > loopwright.bash && source loopwright.bash
-    """
-    add(parser, f"shell {'|'.join(SHELLS)}", "the shell")

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from .._version import __version__
 from ..errors import ConfigurationError
+from ..profiling.profile import num_cores
 from ..text import size
 from .output import BOLD, FOUND, OK, print_json, printable, say, styled
 
@@ -62,24 +63,13 @@ def probe_machine() -> Facts:
         "platform": platform.platform(),
         "devices": devices,
         "cpus": os.cpu_count() or 1,
-        "usable_cpus": usable_cpus(),
+        "usable_cpus": num_cores(),
         "threads": torch.get_num_threads(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "shared_memory": shutil.disk_usage(SHM).free if SHM.is_dir() else None,
         "compiler": shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"),
         "backends": distributed_backends(),
     }
-
-
-def usable_cpus(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
-    """The processors that this process may use: its affinity and the quota of its container."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    try:
-        quota, period = Path(quota_file).read_text().split()
-        return max(min(allowed, int(int(quota) / int(period))), 1)
-    except (OSError, ValueError):  # no such file, or the quota is "max"
-        return allowed
 
 
 def probe_folder(folder: Path) -> Facts:

@@ -154,7 +154,4 @@ def lines_for(settings: Mapping[str, Any], path: str, config: BaseTrainerConfig)
             is_given = name in config.model_fields_set
             words.append(f"{'' if is_given else '+'}trainer.{name}={value}")  # + adds a key
         lines.append(" ".join(words))
-    if "channels_last" in settings:
-        to = "self.to(memory_format=torch.channels_last)"
-        lines.append(f"{to}  # at the end of the model's __init__")
     return lines

@@ -82,9 +82,7 @@ class Media:
 # Images
 
 
-def read_image(
-    call: str, value: Any, value_range: Range | None
-) -> tuple[NDArray[np.uint8], int]:
+def read_image(call: str, value: Any, value_range: Range | None) -> tuple[NDArray[np.uint8], int]:
     """Return an image as bytes of shape (H, W) or (H, W, C), and how many of its values are NaN or
     infinite.
 
@@ -176,7 +174,9 @@ def read_images(
             f"{call}: captions={captions!r:.60} for {len(images)} images: pass a list with one "
             "string per image.",
         )
-    read = [read_image(f"{call}, image {at}", image, value_range) for at, image in enumerate(images)]
+    read = [
+        read_image(f"{call}, image {at}", image, value_range) for at, image in enumerate(images)
+    ]
     files = tuple(encode_png(pixels) for pixels, _ in read)
     return Images(files, tuple(texts)), sum(bad for _, bad in read)
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ..callback import Trainer
 
 logger = logging.getLogger("loopwright")
-IS_LINUX = hasattr(os, "sched_getaffinity")  # which says how many cores this process may use
 Phase = Literal["warm-up", "measure", "over"]
 
 
@@ -177,7 +177,7 @@ class Profile(Callback):
             last_step=program.progress.step,
             warmup_steps=self._num_warmup,
             num_workers=getattr(program.run.data.given, "num_workers", None),
-            num_cores=len(os.sched_getaffinity(0)) if IS_LINUX else os.cpu_count(),
+            num_cores=num_cores(),
             world=program.runtime.world,
             memory=memory,
         )
@@ -201,3 +201,14 @@ class Profile(Callback):
 def _is_end(error: BaseException | None) -> bool:
     """Whether a run was ended by a limit, a stop or a signal, not by an error."""
     return error is None or isinstance(error, Interrupted | KeyboardInterrupt)
+
+
+def num_cores(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
+    """The cores that this process may use, by its affinity and the quota of its container."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    try:
+        quota, period = map(int, Path(quota_file).read_text().split())
+        return max(min(allowed, quota // period), 1)
+    except (OSError, ValueError):  # no such file, or the quota is "max"
+        return allowed

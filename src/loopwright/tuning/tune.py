@@ -3,7 +3,6 @@ nothing stays."""
 
 from __future__ import annotations
 
-import os
 import signal
 import warnings
 from collections import defaultdict
@@ -29,6 +28,7 @@ from ..data.open import DEFAULT_BATCH_SIZE, as_dataset, is_samples
 from ..data.stream import Stateful, Stream
 from ..errors import ConfigurationError, Interrupted, check_number
 from ..metrics.progress import Limits
+from ..profiling.profile import num_cores
 from ..runtime.fsdp import blocks_of
 from ..training.callback_schedulers import set_hyperparameters
 from ..training.compiled import CompiledStep, wait_for
@@ -55,7 +55,6 @@ LINES = {
     "compile": "Trainer(..., compile={!r})",
     "precision": "Trainer(..., precision={!r})",
     "threads": "torch.set_num_threads({})",
-    "channels_last": "model.to(memory_format=torch.channels_last)",
 }
 # options of a loader that stay: all, and those of a loader with workers
 KEPT = (
@@ -188,7 +187,7 @@ def label_of(name: str, value: Any) -> str:
         return f"batch size {value}"
     if name == "compile":
         return "not compiled" if value is None else f'compile="{value}"'
-    return str(value) if name == "precision" else "channels-last"
+    return str(value)
 
 
 def aligned(label: str, speed: str, ratio: str, worth: str, note: str) -> str:
@@ -228,7 +227,6 @@ class Settings:
     compile: str | None = None
     precision: str = "fp32"
     threads: int = 1
-    channels_last: bool = False
 
 
 NAMES = tuple(each.name for each in fields(Settings))
@@ -298,10 +296,6 @@ def present_settings(trainer: Trainer, data: TunedData) -> Settings:
         compile=trainer.compile_mode,
         precision=trainer.runtime.precision,
         threads=torch.get_num_threads(),
-        channels_last=any(
-            image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous()
-            for image in _images(trainer)
-        ),
     )
 
 
@@ -325,26 +319,9 @@ def values_to_try(trainer: Trainer, data: TunedData, name: str) -> tuple[list[An
         return [None, "step", "model", *(["blocks"] if has_blocks else [])], ""
     if name == "precision":
         return ["fp32", "bf16", *(["fp16"] if device == "cuda" else [])], ""
-    if name == "threads":
-        if device != "cpu":
-            return [], "the model is not on the CPU"
-        return powers, "there is one core"
-    has_images = any(True for _ in _images(trainer))
-    return [True] if has_images else [], "the model has no convolutions"
-
-
-def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _images(trainer: Trainer) -> Iterator[torch.Tensor]:
-    """The weights and buffers of four dimensions, of which `channels_last` changes the order in
-    memory."""
-    for module in trainer.modules.values():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.dim() == 4:
-                yield tensor
+    if device != "cpu":
+        return [], "the model is not on the CPU"
+    return powers, "there is one core"
 
 
 class Arrangement:
@@ -368,7 +345,6 @@ class Arrangement:
         self.run.bind(trainer.callbacks)
         self._states: dict[str, Any] = {name: defaultdict(dict) for name in trainer.optimizers}
         self._compiled: dict[nn.Module, Any] = {}
-        self._images: list[torch.Tensor] = []  # weights in the order of channels-last
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -379,19 +355,9 @@ class Arrangement:
             use_run(trainer, self.run, self.settings.compile)
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(self.settings.threads)
-            if self.settings.channels_last:
-                self._reorder_images(stack)
             self._compile_parts(stack)
             stack.enter_context(self._with_own_optimizers())
             yield
-
-    def _reorder_images(self, undo: ExitStack) -> None:
-        tensors = list(_images(self._trainer))
-        if not self._images:  # made once: a compiled step may keep them
-            self._images = [tensor.data.to(memory_format=torch.channels_last) for tensor in tensors]
-        for tensor, values in zip(tensors, self._images, strict=True):
-            undo.callback(setattr, tensor, "data", tensor.data)
-            tensor.data = values
 
     def _compile_parts(self, undo: ExitStack) -> None:
         """Compile the model or its blocks in place, once; later the same compiled functions are

@@ -244,7 +244,7 @@ def default_metric(config: Config) -> str:
     """The loss on the first data set that a callback evaluates, or the training loss."""
     for entry in config.get("trainer.callbacks") or []:
         if isinstance(entry, dict) and str(entry.get("kind")).rpartition(".")[2] == "OfflineLoss":
-            return f"{entry.get('prefix') or entry.get('dataset_key', 'eval')}_loss"
+            return f"{entry.get('dataset_key', 'eval')}_loss"
     return "loss"
 
 
