@@ -12,7 +12,6 @@ from pkgutil import resolve_name
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from loopwright.checkpoint import load_weights, write_checkpoint
 from loopwright.cli import main
@@ -117,50 +116,6 @@ def test_diff_of_different_runs_names_each_tensor_and_exits_with_1(finished):
     assert f"  {expected}" in result.stdout.splitlines()
 
 
-@pytest.mark.parametrize("out", ["weights.safetensors", "weights.pt"])
-def test_export_writes_the_weights_as_others_read_them(finished, tmp_path, out):
-    assert (
-        main(["checkpoint", "export", str(finished / "first" / NEWEST), str(tmp_path / out)]) == 0
-    )
-    path = tmp_path / out
-    written = (
-        load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
-    )
-    expected = load_weights(finished / "first" / NEWEST)
-    assert written.keys() == expected.keys()
-    assert all(torch.equal(written[name], expected[name]) for name in expected)
-
-
-def test_export_replaces_a_file_only_when_told_to(finished, tmp_path):
-    out = tmp_path / "weights.pt"
-    out.write_text("mine")
-    refused = run("export", finished / "first", out)
-    assert (refused.returncode, out.read_text()) == (2, "mine")
-    assert "--force" in refused.stderr
-    assert run("export", finished / "first", out, "--force").returncode == 0
-    assert (
-        torch.load(out, weights_only=True).keys()
-        == load_weights(finished / "first" / NEWEST).keys()
-    )
-
-
-def test_export_asks_which_of_several_models(tmp_path, capsys):
-    models = {
-        name: {"w": torch.full((2,), float(i))} for i, name in enumerate(("generator", "critic"))
-    }
-    write_checkpoint(tmp_path / "both", {"models": models})
-    both, out = str(tmp_path / "both"), str(tmp_path / "w.safetensors")
-    assert main(["checkpoint", "export", both, out]) == 2
-    said = capsys.readouterr().err
-    assert "[which-model]" in said
-    assert "--model" in said
-    assert main(["checkpoint", "export", both, out, "--model", "critic"]) == 0
-    assert torch.equal(load_file(out)["w"], torch.ones(2))
-
-
-@pytest.mark.parametrize("command", ["diff", "export"])
-@pytest.mark.parametrize("damage", [flip, remove])
-@pytest.mark.parametrize("file", FILES)
 def test_damaged_weights_are_neither_compared_nor_exported(
     own_run, finished, tmp_path, capsys, file, damage, command
 ):

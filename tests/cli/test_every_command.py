@@ -37,7 +37,6 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "plot of the loss": (["plot"], 0, r"loss, test_loss of second: loss\.png"),
     "plot": (["plot", "last", "last~1", "--metric", "loss", "-o", "curve.png"], 0, r"curve\.png"),
     "plot in text": (["plot", "last", "--metric", "loss", "--text"], 0, r"loss"),
-    "query": (["query", "last~1", "SELECT max(epoch) AS last FROM epochs"], 0, r"last\s+2"),
     "export": (["export", "last~1", "-o", "weights.safetensors"], 0, r"weights\.safetensors"),
     "checkpoint": (["checkpoint", "list", "last~1"], 0, r"update-"),
     "check": (["check", "run.yaml"], 0, r"No mistakes found"),

@@ -33,7 +33,6 @@ COMMANDS = [
     ["diff", "large", "first"],
     ["plot", "large", "first"],
     ["report", ".", "-o", "report.html"],
-    ["query", "large", "select count(*) from metrics"],
     ["watch", "large", "--once"],
     ["checkpoint", "list", "large"],
     ["checkpoint", "verify", "large"],

@@ -22,7 +22,7 @@ KEPT, RESUME = "kept/update-00000012", "checkpoints/update-00000012"
 
 
 def test_every_command_that_takes_a_run_means_the_last_one_without(in_gallery: Path) -> None:
-    commands = ["show", "watch", "query", "export", "eval", "checkpoint list", "checkpoint verify"]
+    commands = ["show", "watch", "export", "eval", "checkpoint list", "checkpoint verify"]
     for command in commands:
         options = build_parser().parse_args(command.split())
         assert "last" in (
@@ -138,8 +138,6 @@ def test_one_rule_picks_the_checkpoint_of_every_command(
     assert shell.out.startswith(f"first:  {run / KEPT}\n")
     shell("export", "finished", "-o", tmp_path / "x.safetensors")
     assert KEPT in shell.out
-    shell("checkpoint", "export", "finished", tmp_path / "y.safetensors")
-    assert f"{run / KEPT}, written to" in shell.out
 
 
 def test_a_run_that_kept_no_model_stands_for_its_newest_resume_point(

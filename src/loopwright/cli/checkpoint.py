@@ -1,4 +1,4 @@
-"""`loopwright checkpoint ...`: list, verify, show, diff and export what runs have saved."""
+"""`loopwright checkpoint ...`: list, verify, show and compare what runs have saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from .. import checkpoint as checkpoints  # which imports torch only for what needs it
@@ -16,7 +15,6 @@ from .output import (
     OK,
     RED,
     age_text,
-    check_output,
     metric_text,
     number_text,
     print_json,
@@ -78,17 +76,6 @@ def diff_command(options: argparse.Namespace) -> int:
         for each in differences:
             say(f"  {each.path}: {each.what}")
     return FOUND if differences else OK
-
-
-def export_command(options: argparse.Namespace) -> int:
-    out = Path(options.out)
-    check_output(out, force=options.force)
-
-    source = find_source(options.source, options.root, options.checkpoint)
-    weights = checkpoints.load_weights(source, model=options.model)  # verifies what it loads
-    checkpoints.save_weights(out, weights, force=options.force)
-    say(f"{len(weights)} tensors of {source}, written to {out} ({size(out.stat().st_size)}).")
-    return OK
 
 
 def _age(info: checkpoints.CheckpointInfo) -> float | None:

@@ -645,26 +645,6 @@ def _plot(parser: ArgumentParser) -> None:
     add(where, "--text", "draw in the terminal instead")
 
 
-@command("query", "query.query_command")
-def _query(parser: ArgumentParser) -> None:
-    r"""Query the metrics of a run with SQL.
-
-    Without SQL the tables are listed with their columns: metrics, epochs, events, media,
-    log_lines, clock and others. NaN is NULL. Queries only read, also while the run is training.
-
-    examples:
-      loopwright query
-      loopwright query "SELECT name, min(value) FROM epochs GROUP BY name"
-      loopwright query runs/first "SELECT * FROM epochs WHERE name = 'loss'" \
-          --csv
-    """
-    add_run(parser, "run_name")
-    add(parser, "sql SQL", "one SELECT statement (default: list the tables)", nargs="?")
-    form = parser.add_mutually_exclusive_group()
-    add(form, "--json", "print a JSON list with one object per row")
-    add(form, "--csv", "print CSV, with the column names first")
-
-
 @command("export", "export.export_command")
 def _export(parser: ArgumentParser) -> None:
     r"""Export the model of a run as safetensors, torch file or ONNX.
@@ -695,7 +675,7 @@ def _export(parser: ArgumentParser) -> None:
 
 @command("checkpoint", "")
 def _checkpoint(parser: ArgumentParser) -> None:
-    """List, verify, show, compare and export checkpoints.
+    """List, verify, show and compare checkpoints.
 
     A run saves two kinds of checkpoints. Resume points hold the complete state of training. Kept
     models hold the weights of the best epochs. Nothing in a checkpoint is ever executed.
@@ -703,7 +683,6 @@ def _checkpoint(parser: ArgumentParser) -> None:
     examples:
       loopwright checkpoint list
       loopwright checkpoint verify runs/digits
-      loopwright checkpoint export last digits.safetensors
     """
 
 
@@ -773,24 +752,6 @@ def _checkpoint_diff(parser: ArgumentParser) -> None:
     add_checkpoint(parser)
     add(parser, "--model NAME", "compare only the weights of this model")
     add(parser, "--json", "print JSON")
-
-
-@command("checkpoint export", "checkpoint.export_command")
-def _checkpoint_export(parser: ArgumentParser) -> None:
-    """Write the weights of a model to a separate file.
-
-    The file is a torch file if OUT ends in .pt, .pth or .bin, and safetensors otherwise.
-
-    examples:
-      loopwright checkpoint export last digits.safetensors
-      loopwright checkpoint export weights.pt weights.safetensors
-    """
-    add(parser, "source CHECKPOINT", f"{CHECKPOINT}; or a {WEIGHTS} to convert")
-    add(parser, "out OUT", "the file to write")
-    add_root(parser)
-    add_checkpoint(parser)
-    add(parser, "--model NAME", "the model to export, if the checkpoint has several")
-    add(parser, "--force", "replace OUT if it exists")
 
 
 @command("doctor", "doctor.doctor_command")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -165,19 +165,21 @@ def _plain(text: str) -> str:
 # Charts in the terminal
 
 
-def charts_of(curves: Curves) -> list[tuple[Text, list[MetricCurve]]]:
+def charts_of(
+    curves: Curves, note: Callable[[MetricCurve], str] = lambda curve: ""
+) -> list[tuple[Text, list[MetricCurve]]]:
     """The charts of some curves, with their titles: one, or one for each where colours do not tell
-    curves apart."""
-    title = Text()
-    charts = []
+    curves apart. `note` returns more to say about a curve."""
+    titles = []
     for number, (label, curve) in enumerate(curves.items()):
-        named = Text(printable(label), style=f"bold {style_of(number)}")
-        named.append(f" {curve.mean[-1]:.4g}" if curve.mean else ": no value yet", style="not bold")
-        if odd := sum(curve.nonfinite):
-            named.append(f" ({odd} not finite)", style="not bold")
-        title.append("  " if number else "").append_text(named)
-        charts.append((named, [curve]))
-    return [(title, list(curves.values()))] if has_colours() else charts
+        title = Text(printable(label), style=f"bold {style_of(number)}")
+        last = f" {curve.mean[-1]:.4g}" if curve.mean else ": no value yet"
+        odd = sum(curve.nonfinite)
+        text = last + note(curve) + (f" ({odd} not finite)" if odd else "")
+        titles.append(title.append(text, style="not bold"))
+    if has_colours():
+        return [(Text("  ").join(titles), list(curves.values()))]
+    return [(title, [curve]) for title, curve in zip(titles, curves.values(), strict=True)]
 
 
 def style_of(number: int) -> str:

@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import sys
+from functools import partial
 from time import sleep
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from ..run.reading import Run
 from ..text import clock
 from .output import OK, best_text, has_colours, printable, say, time_text
 from .output import STYLES as STATE_STYLES
-from .plot import chart_lines, curve_of, metric_groups, style_of
+from .plot import chart_lines, charts_of, curve_of, metric_groups
 from .selection import find_run
 
 HEIGHT = 8  # lines of a chart, at least
@@ -107,30 +108,19 @@ def _charts(run: Run, options: argparse.Namespace, width: int, height: int) -> l
     high = max((height - bool(left_out)) // num_shown, 4)
     lines = []
     for panel in panels[:num_shown]:
-        title = Text()
-        curves = []
-        for number, name in enumerate(panel):
-            curve = curve_of(run, name, 2 * width)
-            curves.append(curve)
-            title.append("  " if number else "")
-            title.append(printable(name), style=f"bold {style_of(number)}")
-            title.append(_note(run, curve))
-        lines += chart_lines(title, curves, width, high, is_log=options.log)
+        curves = {name: curve_of(run, name, 2 * width) for name in panel}
+        for title, drawn in charts_of(curves, partial(_best, run)):
+            lines += chart_lines(title, drawn, width, high, is_log=options.log)
     if left_out:
         text = f"no room for: {printable(', '.join(left_out))} (choose with --metric NAME)"
         lines.append(Text(text, style="dim", no_wrap=True))
     return lines
 
 
-def _note(run: Run, curve: MetricCurve) -> str:
-    """The last value, the best one of epochs, and how many are not drawn."""
-    text = f" {curve.mean[-1]:.4g}" if curve.mean else ": no value yet"
+def _best(run: Run, curve: MetricCurve) -> str:
+    """The best value, of a metric of epochs."""
     best = run.best_of(curve.name) if curve.name in run.epoch_names else None
-    if best is not None:  # the mean of an epoch is no value of a step
-        which = "best epoch" if curve.level == "step" else "best"
-        text += f" ({which} {best.value:.4g} @{best.epoch})"
-    odd = sum(curve.nonfinite)
-    return text + (f" ({odd} not finite)" if odd else "")
+    return "" if best is None else f" (best epoch {best.value:.4g} @{best.epoch})"
 
 
 def show_live(run: Run, options: argparse.Namespace) -> None:

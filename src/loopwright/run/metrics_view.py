@@ -34,7 +34,6 @@ from .schema import (
     open_empty,
     open_for_reading,
     read_consistently,
-    state_at_rest,
 )
 
 if TYPE_CHECKING:
@@ -45,16 +44,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CURSOR = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}){5}")
 MOST_LINES = 1000  # of the log, that are given at once
-QUERIED = {  # what users' SQL may ask: views, and tables that are as simple as views
-    "metrics": "every value of steps",
-    "epochs": "every value of epochs",
-    "clock": "the steps at which the run logged",
-    "events": "what happened",
-    "media": "images, histograms, texts and tables",
-    "log_lines": "the log",
-    "summaries": "values of 8, 64, 512, ... steps in one row",
-    "names": "the names of metrics, by their ids in summaries",
-}
+# what users' SQL may ask: views, and tables that are as simple as views
+QUERIED = ("metrics", "epochs", "clock", "events", "media", "log_lines", "summaries", "names")
 INSTRUCTIONS = 100_000  # of SQLite, after which a signal such as Ctrl-C is looked for
 
 
@@ -441,8 +432,8 @@ class MetricsView:
     # SQL
 
     def query(self, sql: str) -> Answer:
-        """The answer of a SELECT statement over the views that `loopwright query` lists; nothing is
-        written."""
+        """The answer of a SELECT statement over the views `metrics`, `epochs`, `events`, `media`,
+        `log_lines`, `clock`, `summaries` and `names`; nothing is written."""
 
         def read(state: RestState | None) -> Answer:
             with closing(self._open_for_query(state)) as file:
@@ -454,11 +445,6 @@ class MetricsView:
                     raise _query_error(file, error) from error
 
         return read_consistently(self.path, read)
-
-    def views(self) -> list[tuple[str, list[str], str]]:
-        """What a query may ask: the name of a view, its columns, and what it holds."""
-        with closing(self._open_for_query(state_at_rest(self.path))) as file:
-            return _described(file)
 
     def _open_for_query(self, state: RestState | None) -> File:
         """A file with our own views before any of its own, which allows nothing but reading."""
@@ -607,17 +593,17 @@ def _query_error(file: File, error: Exception) -> BaseException:
     if str(error) == "interrupted":
         return KeyboardInterrupt()
     file.set_authorizer(None)
-    views = "".join(f"\n  {name}({', '.join(columns)})" for name, columns, _ in _described(file))
     return ConfigurationError(
         "query-failed",
         f"The query cannot be run: {error}. It can only read: write one SELECT statement, of what "
-        f"is there:{views}",
+        f"is there:{_described(file)}",
     )
 
 
-def _described(file: File) -> list[tuple[str, list[str], str]]:
-    found = []
-    for name, what in QUERIED.items():
+def _described(file: File) -> str:
+    """A line for each view, with its columns."""
+    lines = []
+    for name in QUERIED:
         cursor = file.execute(f"SELECT * FROM {name} LIMIT 0")
-        found.append((name, [column[0] for column in cursor.description], what))
-    return found
+        lines.append(f"\n  {name}({', '.join(column[0] for column in cursor.description)})")
+    return "".join(lines)

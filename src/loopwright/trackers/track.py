@@ -276,7 +276,7 @@ class Track(Callback):
 
         view = MetricsView(folder / METRICS)
         of_steps = view.names_of("step")
-        found: dict[tuple[int, bool], TrackedRow] = {}
+        found: dict[tuple[int, bool], list[Any]] = {}
         levels: tuple[Level, ...] = ("step", "epoch")
         for level in levels:
             for name in view.names_of(level):
@@ -286,10 +286,9 @@ class Track(Callback):
                     if not self._floor["step"] < step <= run.step or value is None:
                         continue
                     if level == "epoch" or step % self.every == 0:
-                        row = TrackedRow(level, *place, {})
-                        values = found.setdefault((step, level == "epoch"), row).values
-                        values[f"epoch/{name}" if is_shared else name] = value
-        return [found[key] for key in sorted(found)]
+                        row = found.setdefault((step, level == "epoch"), [level, *place, {}])
+                        row[-1][f"epoch/{name}" if is_shared else name] = value
+        return [TrackedRow(*found[key]) for key in sorted(found)]
 
     def _rewind(self, run: TrackedRun) -> None:
         if self.truncates:

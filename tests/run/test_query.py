@@ -1,16 +1,12 @@
-"""`loopwright query`: SQL over a run's metrics, read only."""
+"""SQL over a run's metrics, read only."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from loopwright.cli import main
 from loopwright.errors import ConfigurationError
 from loopwright.run import MetricsStore, MetricsView
 from loopwright.run.metrics_view import QUERIED
@@ -26,28 +22,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_demo_run(tmp_path_factory.mktemp("runs") / "run", steps=300, epochs=3)
 
 
-def ask(run: Path, sql: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    assert main(["query", str(run), sql, *options]) == 0
-    return capsys.readouterr().out
-
-
-def test_rows_are_a_table_json_or_csv(run, capsys):
-    sql = "SELECT step, value FROM metrics WHERE name = 'loss' ORDER BY step LIMIT 2"
-    points = MetricsView(run / "metrics.sqlite").steps("loss")[:2]
-    assert json.loads(ask(run, sql, capsys, "--json")) == [
-        {"step": p.at, "value": p.value} for p in points
-    ]
-    rows = list(csv.reader(io.StringIO(ask(run, sql, capsys, "--csv"))))
-    assert rows == [["step", "value"], *([str(p.at), repr(p.value)] for p in points)]
-    table = ask(run, sql, capsys).splitlines()
-    assert table[0].split() == ["step", "value"]
-    assert table[1].split() == ["1", f"{points[0].value:.6g}"]
-
-
-def test_each_view_can_be_asked(run, capsys):
+def test_each_view_can_be_asked(run):
     for view in QUERIED:
-        answer = ask(run, f"SELECT count(*) AS number FROM {view}", capsys, "--json")
-        assert json.loads(answer)[0]["number"] > 0
+        answer = MetricsView(run / "metrics.sqlite").query(f"SELECT count(*) AS number FROM {view}")
+        assert answer.columns == ("number",)
+        assert answer.rows[0][0] > 0
 
 
 def test_wrong_sql_is_answered_with_the_views_and_their_columns(run):
@@ -102,22 +81,7 @@ def test_a_run_that_is_being_written_is_asked(tmp_path):
     store.close()
 
 
-def test_a_run_of_the_first_edition_is_asked_by_the_same_views(capsys):
-    rows = json.loads(
-        ask(
-            STORED,
-            "SELECT name, step, value, wall FROM metrics WHERE name = 'loss'",
-            capsys,
-            "--json",
-        )
-    )
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
-    assert {row["wall"] for row in rows} == {None}
-
-
-def test_sql_alone_is_about_the_last_run_and_may_come_first(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    make_demo_run(tmp_path / "runs/first", steps=10, epochs=1, resumed=False, media=False)
-    for words in (["SELECT 1 AS one"], ["SELECT 1 AS one", "first"], ["first", "SELECT 1 AS one"]):
-        assert main(["query", *words]) == 0
-        assert capsys.readouterr().out.split() == ["one", "1"]
+def test_a_run_of_the_first_edition_is_asked_by_the_same_views():
+    sql = "SELECT step, wall FROM metrics WHERE name = 'loss'"
+    rows = MetricsView(STORED / "metrics.sqlite").query(sql).rows
+    assert rows == [(step, None) for step in range(1, len(rows) + 1)]
