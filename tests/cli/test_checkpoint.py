@@ -120,7 +120,9 @@ def test_diff_of_different_runs_names_each_tensor_and_exits_with_1(finished):
 @pytest.mark.parametrize("file", FILES)
 def test_damaged_checkpoints_are_not_compared(own_run, finished, capsys, file, damage):
     damage(own_run / NEWEST / file)
-    assert main(["checkpoint", "diff", str(own_run / NEWEST), str(finished / "first" / NEWEST)]) == 2
+    assert (
+        main(["checkpoint", "diff", str(own_run / NEWEST), str(finished / "first" / NEWEST)]) == 2
+    )
     assert file in capsys.readouterr().err
 
 
