@@ -290,3 +290,44 @@ def test_the_choices_of_x_are_the_metrics_of_the_selection(visit: Open, tmp_path
         page.evaluate("() => { location.hash = '#/curves?runs=b'; }")
         expect(options).to_have_text(["loss", "two"])
         page.close()
+
+
+def test_numbers_at_the_axes_are_whole_and_apart_and_back_leaves_a_zoom(visit: Open):
+    page = visit("#/curves?runs=long&logy=*")
+    wait_for_plot(page, "accuracy", "(plot) => plot._fullLayout.yaxis.type === 'log'")
+    rows = page.evaluate(
+        """() => [...document.querySelectorAll('[data-panel="accuracy"] .ytick')].map((tick) => {
+            const { top, bottom } = tick.getBoundingClientRect();
+            return [top, bottom];
+        }).sort((a, b) => a[0] - b[0])"""
+    )
+    assert len(rows) > 1
+    assert all(above[1] <= below[0] for above, below in pairwise(rows)), rows
+    page.evaluate("() => { location.hash = '#/curves?runs=long&zoom=10000,10006'; }")
+    wait_for_plot(page, "lr", "({ _fullLayout: { xaxis } }) => xaxis.range[1] < 10010")
+    numbers = page.locator('[data-panel="lr"] .xtick text')
+    expect(numbers.get_by_text("10,002", exact=True)).to_be_visible()
+    page.go_back()
+    wait_for_plot(page, "lr", "({ _fullLayout: { xaxis } }) => xaxis.range[1] > 10010")
+
+
+def test_a_panel_has_its_own_runs_marks_and_another_axis_forgets_the_cursor(visit: Open):
+    page = visit(f"#/curves?{PAIR},long&values=1")
+    places = {}
+    for name in ("loss", "layers/0/norm"):
+        wait_for_plot(page, name, HAS_LINES)
+        marks = [
+            trace
+            for trace in traces(page, name)
+            if trace["axis"] == "y2" and "x-thin" not in (trace["symbol"] or ())
+        ]
+        places[name] = {x for trace in marks for x in trace["x"] if x is not None}
+    # checkpoints of the runs of the sweep, and of the long one
+    assert {60, 120, 2500} <= places["loss"]
+    assert min(places["layers/0/norm"]) == 2500
+    panel(page, "loss").locator(".curve-chart").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".values-table h2")).to_contain_text("step ")
+    page.keyboard.press("p")
+    page.get_by_label("x axis").select_option("accuracy")
+    expect(page.locator(".values-table h2")).to_have_text("Values at the cursor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
@@ -183,3 +184,27 @@ def test_the_table_is_saved_as_it_is_shown(visit: Open):
     rows = list(csv.DictReader(Path(saved.value.path()).read_text().splitlines()))
     assert [row["run"] for row in rows] == shown(page)
     assert [float(row["optimizer.lr"]) for row in rows] == [0.001, 0.001, 0.01, 0.01, 0.1, 0.1]
+
+
+def test_two_hundred_runs_are_sorted_and_selected_and_twenty_of_them_compared(
+    visit: Open, tmp_path: Path
+):
+    first = make_demo_run(
+        tmp_path / "runs" / "run-000", steps=2, epochs=1, media=False, resumed=False
+    )
+    config = (first / "config.yaml").read_text()
+    for number in range(1, 200):
+        copy = shutil.copytree(first, tmp_path / "runs" / f"run-{number:03}")
+        copy.joinpath("config.yaml").write_text(config.replace("lr: 0.001", f"lr: {number / 1000}"))
+    with serving(tmp_path / "runs") as many:
+        page = visit("#/runs", port=many.port)
+        expect(page.locator("tbody tr[data-id]")).to_have_count(200)
+        page.locator('thead [data-key="optimizer.lr"]').click()
+        page.locator('thead [data-key="optimizer.lr"]').click()
+        expect(page.locator("tbody tr[data-id]").first).to_have_attribute("data-id", "run-199")
+        page.keyboard.press("a")
+        expect(page.locator(".selected-count")).to_have_text("200 runs selected")
+        page.get_by_role("link", name="Compare").last.click()
+        expect(page.locator(".page-head")).to_contain_text("the first 20 of 200 selected runs")
+        expect(page.locator(".parting")).to_have_count(19)
+        page.close()
