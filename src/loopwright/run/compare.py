@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -48,15 +48,7 @@ class Divergence:
 
     def as_json(self) -> dict[str, Any]:
         """The divergence as the command prints it and the page reads it."""
-        return {
-            "level": self.level,
-            "num_same": self.num_same,
-            "at": self.at,
-            "changes": [change._asdict() for change in self.changes],
-            "ends": self.ends,
-            "only_first": self.only_first,
-            "only_second": self.only_second,
-        }
+        return {**asdict(self), "changes": [change._asdict() for change in self.changes]}
 
 
 @dataclass(frozen=True, slots=True)
