@@ -221,10 +221,6 @@ def test_a_limit_of_time_can_have_units(points, monkeypatch, given, seconds):
     assert trainer.progress.update == -(-seconds // 60)
 
 
-def test_a_stop_flag_is_not_there_to_be_read_either():
-    assert not hasattr(build(), "should_stop")
-
-
 def test_public_packages_need_no_import_of_their_own():
     """Messages name them as attributes of `loopwright`, and a program may have imported only
     that."""
@@ -274,12 +270,6 @@ def test_a_dict_whose_names_the_model_does_not_have_is_told_the_rule(points):
         "the target is the entry named labels, label, targets, target or y."
         in caught.value.__notes__[0]
     )
-
-
-def test_a_loss_of_swapped_arguments_shows_what_it_was_called_with(points):
-    with pytest.raises(RuntimeError) as caught:
-        build(loss_fn=lambda targets, outputs: cross_entropy(outputs, targets)).train(points, 1)
-    assert "as outputs and an int64 tensor of shape" in caught.value.__notes__[0]
 
 
 def test_accuracy_of_one_hot_targets_takes_a_function(points):

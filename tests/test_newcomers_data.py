@@ -64,16 +64,6 @@ def test_a_tensor_alone_is_data_without_targets(points):
     assert trainer.predict(inputs.numpy()).shape == (37, 6)
 
 
-def test_a_dict_of_tensors_resumes_exactly(points, tmp_path):
-    data = dict(zip(("input", "label"), points.tensors, strict=True))
-    straight = build()
-    straight.train(data, 2, batch_size=8)
-    build(run_dir=tmp_path).train(data, num_updates=3, batch_size=8)
-    resumed = build(run_dir=tmp_path)
-    resumed.train(data, 2, batch_size=8)
-    assert_same_model(resumed.model, straight.model)
-
-
 class Unsized:
     def __getitem__(self, index: int) -> Any:
         return torch.zeros(6), 0
@@ -137,11 +127,6 @@ def test_data_that_is_none_is_told_what_to_write(points, what):
         build().train(make(points), 1)
 
 
-def test_several_evaluation_sets_are_told_how_to_be_measured(points):
-    with raises("not-columns"):
-        build().train(points, 1, {"val": points, "test": points})
-
-
 def test_data_without_targets_for_a_loss_that_wants_them(mistake, points):
     with mistake(
         "Data",
@@ -150,11 +135,6 @@ def test_data_without_targets_for_a_loss_that_wants_them(mistake, points):
         match="because the batches have no targets",
     ):
         build().train(points.tensors[0], 1)
-
-
-def test_a_batch_size_beside_a_loader(points):
-    with raises("batches-ready-made", "batch_size"):
-        build().train(DataLoader(points, 8), 1, batch_size=4)
 
 
 def test_a_loss_that_does_not_take_outputs_and_targets(mistake, points):
@@ -198,19 +178,6 @@ def test_a_subclass_as_for_another_framework_is_told_what_to_write(mistake, poin
         kind(
             build_linear(), None if "configure_optimizers" in methods else sgd, cross_entropy
         ).train(points, 1)
-
-
-def test_a_method_of_another_framework_that_is_called_is_fine(points):
-    class Mine(Trainer):
-        def train_step(self, batch):
-            return self.training_step(batch, 0)
-
-        def training_step(self, batch, batch_idx):
-            return super().train_step(batch)
-
-    trainer = Mine(build_linear(), sgd, cross_entropy, progress="silent")
-    trainer.train(points, 1, batch_size=8)
-    assert trainer.progress.update == 5
 
 
 def test_a_constructor_that_forgets_the_trainers_says_so(mistake, points):
@@ -320,10 +287,3 @@ def test_a_plateau_schedule_says_which_metric_it_watches(points, capsys):
     assert "ReduceLROnPlateau stepped once per epoch by eval_loss" in capsys.readouterr().out
     build(scheduler=plateau, progress="lines").train(points, 1)
     assert "stepped once per epoch by loss" in capsys.readouterr().out
-
-
-def test_a_name_of_another_framework_in_an_import_line_says_what_to_import():
-    with pytest.raises(ImportError, match=r"`callbacks\.BestModel` keeps the best models"):
-        from loopwright.callbacks import ModelCheckpoint  # type: ignore[attr-defined] # noqa: F401
-    with pytest.raises(ImportError, match="cannot import name"):
-        from loopwright.callbacks import NoSuchName  # type: ignore[attr-defined] # noqa: F401

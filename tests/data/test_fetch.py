@@ -20,8 +20,6 @@ from loopwright.data.order import SAMPLE, derive_seed
 from loopwright.data.sharding import Shard
 from tests.data.example_data import Batched, Noisy, Numbers, add_noise, same, values
 
-many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 def by_index(batches):
     """The random numbers of each sample, by index."""
@@ -38,13 +36,6 @@ def noisy(epoch=0, batch_size=4, shuffle=True, **options):
     batches = values(stream, epoch)
     stream.close()
     return batches
-
-
-@many_workers
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_draw_the_same_numbers_as_this_process(workers, persistent):
-    assert same(noisy(), noisy(num_workers=workers, persistent_workers=persistent))
 
 
 def test_workers_that_are_not_forked_draw_the_same_numbers():
@@ -100,11 +91,6 @@ def test_seeds_from_a_table_are_those_of_each_sample(requests):
         assert seeds.of(epoch, indices) == expected
 
 
-class Keyed(Numbers):
-    def __getitem__(self, key):
-        return torch.rand(2), int(key[1:])
-
-
 def python_calls(next_batch):
     counts = Counter()
 
@@ -152,15 +138,6 @@ def test_around_the_samples_a_batch_takes_a_third_of_the_calls_of_a_data_loader(
     assert ours.pop("manual_seed", 0) == seeded
     assert ours.total() - 128 <= 45, ours  # 64 samples are 128 calls
     assert ours.total() - 128 < (theirs.total() - 128) / 3, (ours, theirs)
-
-
-def test_every_epoch_draws_anew():
-    first, second = by_index(noisy(0)), by_index(noisy(1))
-    assert all(
-        one != other
-        for index in first
-        for one, other in zip(first[index], second[index], strict=True)
-    )
 
 
 @pytest.mark.parametrize(
@@ -289,13 +266,6 @@ def test_fetching_does_not_disturb_the_generators_of_training(workers, collate, 
     seed_everything(1)
     values(open_stream(loader, seed=2, shuffle=True))
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
-
-
-def test_the_generators_of_training_do_not_disturb_fetching():
-    seed_everything(1)
-    first = noisy()
-    seed_everything(2)
-    assert same(first, noisy())
 
 
 def test_a_failing_sample_leaves_the_generators_of_training_alone():

@@ -55,11 +55,6 @@ def test_both_paths_agree_on_a_subset_of_a_subset(shuffle):
     assert same(values(fast), values(general))
 
 
-def test_both_paths_agree_on_a_subset_with_reversed_indices():
-    fast, general = both(Subset(tensors(50), np.argsort(np.arange(20))[::-1]), 6)
-    assert same(values(fast), values(general))
-
-
 MASK = [True, False] * 10
 MASKED = {
     "of tensors": lambda: Subset(tensors(20), MASK),
@@ -77,40 +72,6 @@ def test_a_mask_is_not_read_as_the_indices_0_and_1(kind):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_both_paths_agree_over_more_than_one_block_of_batches(shuffle):
     fast, general = both(tensors(1500), 1, shuffle)
-    assert same(values(fast), values(general))
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float16,
-        torch.bfloat16,
-        torch.float64,
-        torch.bool,
-        torch.uint8,
-        torch.int32,
-        torch.complex64,
-    ],
-)
-def test_both_paths_agree_on_types(dtype, shuffle):
-    fast, general = both(TensorDataset(torch.arange(40).view(20, 2).to(dtype)), 8, shuffle)
-    assert same(values(fast), values(general))
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.randn(20, 6)[:, :3],
-        torch.randn(40)[::2],
-        torch.randn(1, 3).expand(20, 3),
-        torch.randn(20, 0),
-    ],
-    ids=["columns", "every second", "expanded", "empty rows"],
-)
-def test_both_paths_agree_on_views(tensor, shuffle):
-    fast, general = both(TensorDataset(tensor), 8, shuffle)
     assert same(values(fast), values(general))
 
 

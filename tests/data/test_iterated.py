@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from loopwright.data import open_stream, rng_state
 from tests.data.example_data import (
     Counting,
-    OwnIteration,
     Resumable,
     StatefulBatches,
     same,
@@ -102,13 +101,6 @@ def test_a_short_last_batch_is_dropped_on_request():
     stream = open_stream(loader, seed=0, shuffle=False)
     stream.begin(0)
     assert sizes(stream.take(9)) == [4, 4]
-
-
-def test_an_iterable_data_set_without_length_in_a_loader_with_its_own_iteration_has_no_length():
-    assert (
-        open_stream(OwnIteration(Counting(10), batch_size=4), seed=0, shuffle=False).num_batches
-        is None
-    )
 
 
 def test_any_iterable_of_batches_is_iterated_in_each_epoch():

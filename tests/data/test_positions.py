@@ -201,11 +201,6 @@ class Ignoring(ByStateDict):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Other(ByStateDict):
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = state["offset"]
-
-
 class Half(Source):
     def __iter__(self) -> Any:
         yield self.draw(0)

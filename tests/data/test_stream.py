@@ -1,8 +1,6 @@
 """After `load_state_dict` a stream continues exactly, and nothing before the position is
 fetched."""
 
-import json
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, SubsetRandomSampler
@@ -83,16 +81,6 @@ def test_a_stream_exhausted_when_saved_is_exhausted_when_loaded(build):
     assert same(values(resumed, 1), expected[1])
     for each in (stream, again, resumed):
         each.close()
-
-
-@pytest.mark.parametrize("build", KINDS.values(), ids=KINDS)
-def test_a_state_is_plain_data(build):
-    stream = opened(build)
-    stream.take(2)
-    state = stream.state_dict()
-    stream.close()
-    assert json.loads(json.dumps(state)) == state
-    assert (state["epoch"], type(state["position"])) == (0, int)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from loopwright import Trainer
 from loopwright.cli import main
@@ -21,7 +21,6 @@ from loopwright.interfaces.lifecycle import (
     TrainerCallback,
 )
 from loopwright.interfaces.lifecycle import Trainer as LifecycleTrainer
-from loopwright.interfaces.modular import DreamTrainer, DreamTrainerConfig
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
 from loopwright.run import Run, find_runs
 
@@ -331,19 +330,6 @@ def test_the_progress_of_a_second_lifecycle_run_is_its_own(points, tmp_path):
     assert [Run(tmp_path / name).progress.fraction for name in ("run", "run-2")] == [1.0, 0.25]
 
 
-def test_a_lifecycle_run_that_fails_is_recorded_as_failed(points, tmp_path):
-    class Fails(TrainerCallback):
-        def on_train_epoch_end(self, trainer, **kwargs):
-            raise RuntimeError("no more")
-
-    with pytest.raises(RuntimeError, match="no more"):
-        lifecycle_trainer(Fails(), RecordRunCallback(tmp_path / "run")).train(points, 1)
-    assert (Run(tmp_path / "run").state, Run(tmp_path / "run").reason) == (
-        "failed",
-        "RuntimeError: no more",
-    )
-
-
 # Adversarial
 
 
@@ -385,38 +371,3 @@ def test_examples_of_an_experiment_are_recorded_as_images(tmp_path, monkeypatch)
         assert Path("out/shown_v1", item.file).read_bytes() == written
     assert len(run.metrics.media("weights")) == 2
     assert run.progress.limit == ("epoch", 200)
-
-
-# Modular and native, by run_dir
-
-
-class Modular(DreamTrainer):
-    def configure_models(self):
-        self.model = build_net()
-
-    def configure_optimizers(self):
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-    def configure_dataloaders(self):
-        generator = torch.Generator().manual_seed(0)
-        data = TensorDataset(torch.randn(16, 6, generator=generator), torch.arange(16) % 3)
-        return DataLoader(data, 8), DataLoader(data, 8)
-
-    def training_step(self, batch, batch_idx):
-        loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
-        self.backward(loss)
-        self.log_text("step", str(batch_idx))
-        return {"loss": loss}
-
-    def validation_step(self, batch, batch_idx):
-        self.log_text("validation", str(batch_idx))
-        return {"val_loss": nn.functional.cross_entropy(self.model(batch[0]), batch[1])}
-
-
-def test_a_modular_trainer_logs_from_its_steps(tmp_path):
-    Modular(DreamTrainerConfig(n_epochs=1, run_dir=str(tmp_path / "run"), progress="silent")).fit()
-    items = Run(tmp_path / "run").metrics.media()
-    assert sorted((item.name, item.step, item.content) for item in items) == [
-        *(("step", number, str(number - 1)) for number in (1, 2)),
-        *(("validation", 2, number) for number in ("0", "1")),
-    ]

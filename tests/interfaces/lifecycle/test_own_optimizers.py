@@ -137,16 +137,3 @@ def test_gradients_that_a_window_would_lose_are_refused(
     )
     with raises("gradients-lost"):
         trainer.train(points, 1, gradient_accumulation_steps=2)
-
-
-@pytest.mark.parametrize("kind", [ZeroesInForward, ZeroesInBackward])
-def test_gradients_zeroed_before_every_batch_are_right_without_accumulation(
-    kind: type[Trainer], points: TensorDataset
-) -> None:
-    models = [two_layers(), two_layers()]
-    for one, model in zip((kind, Trainer), models, strict=True):
-        trainer = one(
-            model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[]
-        )
-        trainer.train(points, 2, **IN_ORDER)
-    assert_same_model(*models)

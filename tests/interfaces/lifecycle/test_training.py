@@ -15,7 +15,6 @@ from torch.utils.data import (
 )
 
 from loopwright.interfaces.lifecycle import Trainer
-from tests.mistakes import raises
 
 from ...loops import (
     assert_same_model,
@@ -142,14 +141,6 @@ def test_an_error_in_training_surfaces_and_the_trainer_can_train_again(
         trainer.train(Broken(), 1)
     train(trainer, points, 1)
     assert trainer._core.progress.update == 5
-
-
-def test_training_inside_training_is_refused(points: TensorDataset) -> None:
-    trainer = build_trainer(
-        callbacks=[each("on_train_epoch_end", lambda trainer: trainer.train(points, 1))]
-    )
-    with raises("already-training"):
-        train(trainer, points, 1)
 
 
 def test_an_evaluation_inside_a_run_does_not_take_the_place_of_its_own(

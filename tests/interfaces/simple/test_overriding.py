@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +13,7 @@ from loopwright.interfaces.simple import Trainer
 from tests.loops import assert_same_model, batches, build_linear, build_net
 from tests.mistakes import raises
 
-from .programs import adam, build_trainer, cross_entropy, in_order, saved_in, shuffled
-
-PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
+from .programs import adam, build_trainer, cross_entropy, in_order, shuffled
 
 
 def train_reference(points: TensorDataset, num_epochs: int = 2) -> nn.Module:
@@ -24,40 +21,6 @@ def train_reference(points: TensorDataset, num_epochs: int = 2) -> nn.Module:
     seed_everything(0)
     Trainer(model, adam(model), cross_entropy).train(shuffled(points), num_epochs, in_order(points))
     return model
-
-
-class OwnStep(Trainer):
-    """The step as one writes it, without any of ours."""
-
-    def train_step(self, batch: Any) -> dict[str, float]:
-        assert self.optimizer is not None
-        inputs, targets = self._prepare_batch(batch)
-        self.optimizer.zero_grad()
-        loss = self._compute_loss(self._forward_pass(inputs), targets)
-        loss.backward()
-        self.optimizer.step()
-        return {"loss": loss.item(), "inputs": inputs.size(0)}
-
-
-class OwnEpoch(Trainer):
-    """An epoch as one writes it."""
-
-    def train_epoch(
-        self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
-    ) -> dict[str, float]:
-        losses = [self.train_step(batch)["loss"] for batch in train_dataloader]
-        return {"train_loss": sum(losses) / len(losses), "epoch": epoch}
-
-
-def test_own_train_step_is_the_one_that_trains(points: TensorDataset) -> None:
-    model = build_net()
-    seed_everything(0)
-    history = OwnStep(model, adam(model), cross_entropy).train(
-        shuffled(points), 2, in_order(points)
-    )
-    assert_same_model(model, train_reference(points))
-    assert list(history) == ["train_loss", "train_inputs", "eval_loss"]
-    assert history["train_inputs"] == [(4 * 8 * 8 + 5 * 5) / 37] * 2
 
 
 def test_train_step_that_adds_to_the_given_one_trains_once(points: TensorDataset) -> None:
@@ -118,12 +81,6 @@ def test_own_parts_of_a_step_are_used_in_training_and_evaluation(points: TensorD
     assert trainer.calls == ["prepare", "forward", "loss"] * 10
 
 
-def test_own_train_epoch_is_what_train_repeats(points: TensorDataset) -> None:
-    history = build_trainer(OwnEpoch).train(shuffled(points), 3)
-    assert history["epoch"] == [0, 1, 2]
-    assert history["train_loss"][2] < history["train_loss"][0]
-
-
 def test_train_epoch_may_pass_over_several_loaders(points: TensorDataset) -> None:
     class TwoPasses(Trainer):
         def train_epoch(
@@ -163,25 +120,6 @@ def test_train_epoch_that_measures_something_now_and_then_keeps_one_entry_per_ep
 
     values = build_trainer(Sometimes).train(shuffled(points), 3, in_order(points))["eval_loss"]
     assert [value == value for value in values] == [False, True, False]
-
-
-def test_own_save_checkpoint_writes_what_it_likes(points: TensorDataset, tmp_path: Path) -> None:
-    saved = []
-
-    class Notes(Trainer):
-        def _save_checkpoint(
-            self, path: str, epoch: int, metric_value: float | None = None
-        ) -> None:
-            saved.append((Path(path).name, epoch, metric_value))
-
-    losses = build_trainer(Notes).train(shuffled(points), 2, save_dir=str(tmp_path))["train_loss"]
-    assert saved == [
-        ("best_model", 0, losses[0]),
-        ("checkpoint_epoch_1", 0, losses[0]),
-        ("best_model", 1, losses[1]),
-        ("checkpoint_epoch_2", 1, losses[1]),
-    ]
-    assert not saved_in(tmp_path)
 
 
 def test_method_assigned_to_the_object_counts_too(points: TensorDataset) -> None:
