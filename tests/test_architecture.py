@@ -131,7 +131,7 @@ def functions_that_take_a_trainer() -> list[str]:
 
 
 CALLBACKS = ("interfaces/", "callbacks/", "callback.py", "trackers/", "profiling/")
-USERS = (*CALLBACKS, "cli/", "tuning/", "debug/", "run/experiment.py")
+USERS = (*CALLBACKS, "cli/", "tuning/", "debug/")
 
 
 def test_few_functions_of_the_core_take_the_whole_trainer() -> None:

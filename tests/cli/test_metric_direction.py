@@ -18,10 +18,9 @@ from loopwright.cli import main
 from loopwright.cli.sweep import Optuna, mode_of
 from loopwright.cli.sweep.child import placed
 from loopwright.config import Sweep, load_config
-from loopwright.interfaces.configured.experiment import Experiment
+from loopwright.interfaces.configured.experiment import Experiment, load_for_use
 from loopwright.run import Run
 from loopwright.run.best import load_weights as load_best
-from loopwright.run.experiment import load_for_use
 from tests.cli.sweep.projects import write_project
 from tests.run.run_helpers import run_with
 

@@ -18,7 +18,7 @@ from loopwright.config import (
     load_config,
 )
 from loopwright.interfaces.configured import Experiment
-from loopwright.interfaces.configured.experiment import schema
+from loopwright.interfaces.configured.schema import schema
 
 DOCUMENT = Path(loopwright.__file__).parents[2] / "docs" / "config.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)

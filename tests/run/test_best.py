@@ -18,10 +18,10 @@ from loopwright.checkpoint import write_checkpoint
 from loopwright.cli import main
 from loopwright.cli.sweep import Task, read_result
 from loopwright.initializers import FromCheckpoint
+from loopwright.interfaces.configured.experiment import load_for_use
 from loopwright.interfaces.lifecycle import EarlyStoppingCallback, SaveBestModelCallback
 from loopwright.metrics import best
 from loopwright.run import Run, RunManifest, choose, update_manifest
-from loopwright.run.experiment import load_for_use
 from tests.interfaces.lifecycle import runs as lifecycle
 from tests.interfaces.lifecycle.test_watching_callbacks import Scripted as LifecycleScript
 from tests.interfaces.simple.test_kept_models import scripted as simple_scripted

@@ -34,7 +34,7 @@ from ...config import (
 )
 from ...errors import ConfigurationError, MissingExtraError, check_number
 from ...interfaces.configured import Experiment
-from ...interfaces.configured.experiment import schema
+from ...interfaces.configured.schema import schema
 from ...metrics.best import Mode, direction_of, first_best, ranked
 from ...run.changes import short_keys
 from ...run.reading import Run

@@ -3,7 +3,7 @@ have overridden."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ...callback import Callback, FunctionCallback
 from ...callbacks.losses import OnlineLoss
 from ...callbacks.measuring import ProgressLine
 from ...callbacks.nonfinite import NonFiniteGuard
+from ...data.fetch import Fetcher, peek_samples
 from ...data.open import as_dataset, is_samples
 from ...errors import ConfigurationError
 from ...metrics.progress import Progress
 from ...metrics.result import StepResult
 from ...optim.build import named
-from ...run.experiment import describe_dataset
 from ...runtime import resolve_runtime
 from ...text import nearest
+from ...training.fingerprint import hash_samples
 from ...training.program import Display, MessageNames
 from ...training.supervised import call_model, describe
 from .._shared import InterfaceCore, InterfaceNames, other_optimizers
@@ -460,3 +461,13 @@ def step_result_of(result: Any, size: int, step: str = "train_step") -> StepResu
     return StepResult(
         result.total_loss, size, metrics, None, result.additional_outputs, tuple(metrics)
     )
+
+
+def describe_dataset(dataset: Any) -> dict[str, Any]:
+    """Samples are read as with a fixed seed, and nothing that is random afterwards is another for
+    it."""
+    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        return {"kind": kind, "length": None, "fingerprint": None}
+    samples = peek_samples(Fetcher(dataset, default_collate, 0))
+    return {"kind": kind, "length": len(dataset), "fingerprint": hash_samples(samples)}

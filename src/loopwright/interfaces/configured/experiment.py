@@ -1,147 +1,62 @@
-"""The run that a config of this interface describes: mistakes in the config, and the objects that
-are built from it."""
+"""The run that a config describes: its objects, its directory, its training, and evaluation and
+prediction afterwards."""
 
 from __future__ import annotations
 
-import re
+import logging
+import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Self
 
-from torch import nn
+import torch
+import yaml
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset
 
-from ...config import (
-    Config,
-    Entry,
-    Place,
-    Problem,
-    Schema,
-    beside,
-    build,
-    check,
-    mapping_of,
-    one_of_kind,
-)
-from ...config.kinds import (
-    describes_several,
-    names_in,
-    names_of,
-    resolve_kind,
-    shipped_names,
-)
+from ...callback import Callback
+from ...checkpoint.atomic import staged_file, write_bytes
+from ...checkpoint.inspect import find_checkpoint, list_checkpoints
+from ...checkpoint.manifest import local_path
+from ...checkpoint.weights import read_parts
+from ...config import Config, ConfigError, beside, build, load_config
+from ...config.kinds import resolve_kind
+from ...config.tree import Node
 from ...data.order import derive_seed
 from ...data.random import preserved_rng, seed_generators
+from ...errors import CheckpointError, ConfigurationError
+from ...metrics.history import History
 from ...optim.build import Schedule
 from ...optim.groups import GroupedOptimizer
-from ...run.experiment import ConfiguredRun
+from ...run.best import choose
+from ...run.changes import Change, find_changes, flatten, listed
+from ...run.directory import RunDirectory, logging_to, shown
+from ...run.manifest import RunManifest, uncommitted_diff, update_manifest
+from ...run.reading import Run, as_tags
+from ...runtime.base import move_to
 from ...schedules import Curve
+from ...trainer import Trainer
+from ...training.evaluate import predict as predict_batches
+from ...training.program import Changes, Display
+from ...training.restore import load_parts
+from .core import describe_dataset
+from .schema import (
+    DATASET,
+    GROUPING,
+    MODEL,
+    OPTIMIZER,
+    SCHEDULER,
+    TRAINER,
+    find_problems,
+    model_names,
+)
 from .trainer import INITIALIZER, UNITS, BaseTrainer
 
-DEPENDENCIES = (
-    "model",
-    "datasets",
-    "optimizer",
-    "scheduler",
-    "seed",
-    "run_dir",
-    "runtime",
-    "progress",
-)
-
-GROUPING = {
-    "modifiers": Entry(dict[str, dict[str, Any]]),
-    "no_decay": Entry(bool),
-    "layer_factor": Entry(float),
-}
-OPTIMIZER = Place(
-    "optimizer",
-    Optimizer,
-    given=("params",),
-    default="torch.optim.AdamW",
-    also=GROUPING,
-)
-SCHEDULER = Place(
-    "scheduler",
-    (Curve, LRScheduler),
-    given=("optimizer",),
-    short={**shipped_names((LRScheduler,)), **names_in("loopwright.schedules")},
-    also={
-        "every": Entry(Literal["update", "epoch"]),
-    },
-)
-MODEL = Place(
-    "model",
-    nn.Module,
-    also={
-        "optimizer": Entry(one_of_kind(OPTIMIZER)),
-        "scheduler": Entry(one_of_kind(SCHEDULER)),
-    },
-    several=True,
-)
-DATASET = Place("dataset", Dataset)
-TRAINER = Place("trainer", BaseTrainer, given=DEPENDENCIES)
-
-
-def model_names(config: Config) -> list[str]:
-    """The names of the models, where a run file describes several; none where it describes one."""
-    model = config.at("model").tree
-    return [str(name) for name in names_of(model, MODEL)] if describes_several(model, MODEL) else []
-
-
-@cache
-def schema() -> Schema:
-    """The keys of a run file of this interface."""
-    data: Any = dict[str, Any]
-    return Schema(
-        {
-            "name": Entry(str | None),
-            "seed": Entry(int | None),
-            "output_path": Entry(Path | None),
-            "tags": Entry(list[str]),
-            "resume": Entry(bool | str | None),
-            "vars": Entry(data),
-            "defaults": Entry(list[Any] | str),
-            "modules": Entry(str),
-            "sweep": Entry(data),
-            "model": Entry(one_of_kind(MODEL), required=True),
-            "datasets": Entry(mapping_of(DATASET), required=True),
-            "trainer": Entry(one_of_kind(TRAINER), required=True),
-            "optimizer": Entry(one_of_kind(OPTIMIZER)),
-            "scheduler": Entry(one_of_kind(SCHEDULER)),
-            "initializer": Entry(one_of_kind(INITIALIZER)),
-        }
-    )
-
-
-def optimizer_of(node: Config) -> Any:
-    """A factory, which the core calls once the model is where it computes."""
-
-    def make(params: Any) -> Optimizer:
-        optimizer: Optimizer = build(node, OPTIMIZER, params=params)
-        return optimizer
-
-    grouping = {name: node.get(name) for name in GROUPING if node.get(name)}
-    return GroupedOptimizer(make, **grouping) if grouping else make
-
-
-def scheduler_of(node: Config) -> Any:
-    """A curve over the run as it is; of torch's schedulers a factory, with how often it is stepped
-    if that is said."""
-    kind = resolve_kind(node.get("kind"), SCHEDULER, node.folder)
-    if isinstance(kind, type) and issubclass(kind, Curve):
-        return build(node, SCHEDULER)
-    return Schedule(
-        lambda optimizer: build(node, SCHEDULER, optimizer=optimizer), every=node.get("every")
-    )
-
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
+ROOT = "runs"
+logger = logging.getLogger("loopwright.run")
+# keys of the config that may differ in a run that is continued
 CHANGEABLE = {
     "name",
     "output_path",
@@ -156,20 +71,140 @@ CHANGEABLE |= {f"trainer.max_{unit}" for unit in UNITS}
 CHANGEABLE |= {f"trainer.{what}_every_n_{unit}" for what in ("log", "track") for unit in UNITS}
 
 
-class Experiment(ConfiguredRun):
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The directory of a run, the checkpoint it resumes from if that is elsewhere, and a line to
+    print about it."""
+
+    path: Path
+    is_new: bool
+    resume: str | Path = "auto"
+    remark: str | None = None
+
+
+class Experiment:
     """A run as its config describes it. Nothing is built before `build`, or before something needs
     it.
 
     `trainer` is the trainer once it is built, and `run` the run directory once there is one.
     """
 
-    changeable = frozenset(CHANGEABLE)
-    trainer: BaseTrainer | None
+    def __init__(
+        self, config: Config, *, run: str | Path | None = None, progress: Display = "auto"
+    ) -> None:
+        self.config = config
+        self.run = None if run is None else Path(run)
+        self.progress = progress
+        self.seed: int | None = config.get("seed", 0)
+        self.name: str = config.get("name") or Path(config.place("")[0]).stem
+        self.trainer: Any = None  # a BaseTrainer, from `build` on
+        self._has_trained = False
 
     @classmethod
-    def find_problems(cls, config: Config) -> Iterator[Problem]:
-        yield from check(config, schema())
-        yield from _other_problems(config)
+    def from_config(cls, config: Config, *, progress: Display = "auto") -> Self:
+        """The run of a config; one ConfigError names every mistake in it.
+
+        Args:
+            config: A config from `loopwright.config.load_config`.
+            progress: How progress is displayed: "auto", "bar", "lines" or "silent".
+        """
+        if problems := list(find_problems(config)):
+            raise ConfigError(problems)
+        return cls(config, progress=progress)
+
+    @classmethod
+    def from_run(cls, run: str | Path, *, progress: Display = "auto") -> Self:
+        """The run in a run directory, from the config and the code that were kept there."""
+        directory = RunDirectory.open(run)
+        if not directory.config_path.is_file():
+            raise ConfigurationError(
+                "not-from-run-file",
+                f"{run} was not started from a run file: it has no config.yaml.",
+            )
+        experiment = cls.from_config(load_config(directory.config_path), progress=progress)
+        experiment.run = directory.path
+        return experiment
+
+    @classmethod
+    def changes_since(cls, earlier: Mapping[str, Any], config: Config, name: str) -> list[Change]:
+        """The settings that make a config another run than an earlier one; `name` is that of the
+        run."""
+        now = yaml.safe_load(config_text(config, name))
+        first, second = (fixed_settings(each) for each in (earlier, now))
+        return find_changes(first, second, lambda before, after: before == after)
+
+    def build(self) -> None:
+        """Build the data sets, the model and the trainer."""
+        self.trainer = self._build()
+        self._has_trained = False
+
+    def train(self, *, resume: bool | str | Path = "auto", changes: Changes = "refuse") -> History:
+        """Train, in a run directory. An unfinished run of the same name and config is continued.
+
+        Args:
+            resume: "auto" to continue an unfinished run, False for a new run, a path to continue
+                that run or to start a new run from that checkpoint.
+            changes: "accept" continues the newest unfinished run although its config, code or data
+                have changed.
+
+        Returns:
+            The metrics of all epochs and steps.
+        """
+        if resume == "auto" and self.config.get("resume") is not None:
+            resume = self.config.get("resume")
+        if self.trainer is None or (self._has_trained and resume is False):
+            self.build()
+        trainer = self.trainer
+        with beside(self.config.folder):
+            destination = self._open(resume, accepts=changes == "accept")
+            self._has_trained = True
+            is_main = trainer.engine.runtime.is_main
+            with self._recording(destination) if is_main else nullcontext():
+                history: History = trainer.train(resume=destination.resume, changes=changes)
+        return history
+
+    def evaluate(
+        self, dataset_key: str | None = None, *, checkpoint: str | Path = "newest"
+    ) -> dict[str, float]:
+        """Compute the losses on a data set, or run the run's evaluation callbacks once.
+
+        Args:
+            dataset_key: A data set of the config; without it, the evaluation callbacks measure.
+            checkpoint: "newest", "best" (see `loopwright.run.choose`) or a path.
+
+        Returns:
+            The metrics by name.
+        """
+        trainer = self.ready(checkpoint)
+        with beside(self.config.folder):
+            metrics = trainer.eval() if dataset_key is None else trainer.evaluate(dataset_key)
+        return dict(metrics)
+
+    def predict(self, dataset_key: str, *, checkpoint: str | Path = "newest") -> list[Any]:
+        """The model's outputs for a data set: one entry for each batch, in order, on the CPU."""
+        engine = self.ready(checkpoint).engine
+        with beside(self.config.folder):
+            engine.setup()
+            stream = engine._open(engine.dataset(dataset_key), None, shuffle=False)
+            outputs = predict_batches(engine.run, stream)
+            return [move_to(output, torch.device("cpu")) for output in outputs]
+
+    def ready(self, checkpoint: str | Path) -> Any:
+        """A trainer with the weights of the run, for use: the one that trained, or a new one that
+        loads a checkpoint."""
+        if self._has_trained and checkpoint == "newest":
+            return self.trainer
+        if self.run is None:
+            raise ConfigurationError(
+                "not-trained-yet",
+                "There is nothing to evaluate yet: call `train` first, or load an existing run "
+                "with Experiment.from_run(directory).",
+            )
+        trainer = self._build()
+        load_for_use(trainer.engine, self.run, checkpoint)
+        return trainer
+
+    # Its objects
 
     def build_dataset(self, key: str) -> Any:
         """One of the data sets, by itself."""
@@ -217,50 +252,324 @@ class Experiment(ConfiguredRun):
         if self.seed is not None:
             seed_generators(derive_seed(self.seed, *purpose) if purpose else self.seed)
 
-
-def _other_problems(config: Config) -> Iterator[Problem]:
-    """Mistakes that the types of single values do not show."""
-    name = config.get("name")
-    if isinstance(name, str) and not NAME.fullmatch(name):
-        yield config.problem(
-            "name",
-            f"{name!r} must be usable as the name of a folder: use letters, digits, '.', '-' and "
-            "'_'.",
-        )
-    datasets = config.get("datasets")
-    if isinstance(datasets, Mapping) and "train" not in datasets:
-        known = ", ".join(map(str, datasets)) or "none"
-        yield config.problem(
-            "datasets", f"there is no data set `train` to train on, only: {known}."
-        )
-    if isinstance(config.get("model"), Mapping):
-        yield from _wrong_parts(config, model_names(config))
-    if config.get("initializer") is not None and config.get("trainer.initializer") is not None:
-        yield config.problem(
-            "initializer",
-            "there is another one in `trainer` (trainer.initializer): keep only one of them.",
+    def _build(self) -> BaseTrainer:
+        return self.build_trainer(
+            {key: self.build_dataset(str(key)) for key in self.config.get("datasets", {})}
         )
 
+    # The run directory
 
-def _wrong_parts(config: Config, names: Sequence[str]) -> Iterator[Problem]:
-    """Optimizers and schedulers that are there twice, or not where they would be needed."""
-    owners = [f"model.{name}" for name in names] or ["model"]
-    for part in ("optimizer", "scheduler"):
-        own = [f"{owner}.{part}" for owner in owners if config.get(f"{owner}.{part}") is not None]
-        if own and config.get(part) is not None:
-            yield config.problem(
-                part, f"there is another one in `model` ({', '.join(own)}): keep only one of them."
+    def _open(self, resume: bool | str | Path, *, accepts: bool) -> Destination:
+        """Choose the run directory on rank 0, record the start of a new run in it, and give all
+        ranks its path."""
+        engine = self.trainer.engine
+        text = config_text(self.config, self.name)
+        destination = None
+        if engine.runtime.is_main:
+            accept = None if accepts else engine._message_names.accept_changes
+            destination = self._prepare(text, resume, accept)
+        chosen: Destination = engine.runtime.broadcast_object(destination)
+        self.run = engine.run_dir = chosen.path.absolute()
+        engine.settings = fixed_settings(yaml.safe_load(text))
+        return chosen
+
+    def _prepare(self, text: str, resume: bool | str | Path, accept: str | None) -> Destination:
+        engine = self.trainer.engine
+        data = {str(key): describe_dataset(each) for key, each in self.trainer.datasets.items()}
+        manifest = RunManifest.collect(
+            device=str(engine.runtime.device),
+            seed=self.seed,
+            seed_source="argument" if "seed" in self.config else "default",
+            name=self.name,
+            tags=as_tags(self.config.get("tags")),
+            data=data,
+        )
+        destination = self._destination(manifest.id, resume, accept)
+        if destination.remark is not None:
+            engine.run.say(destination.remark)
+        if not destination.is_new:
+            return destination
+        run = RunDirectory.fresh(destination.path)
+        with run.starting():
+            record_start(run, self.config.folder, text, manifest)
+        run.unlock()
+        return replace(destination, path=run.path)
+
+    def _destination(
+        self, run_id: str, resume: bool | str | Path, accept: str | None
+    ) -> Destination:
+        """The directory of the run: a new one, or that of an unfinished run with the same settings.
+
+        A run that another process writes is never continued. `accept` is how the user asks for a
+        run with another config to be continued, for a message; None where the user has asked.
+        """
+        is_any = resume in ("auto", True)
+        if self.run is not None and is_any:
+            return Destination(self.run, is_new=False)
+        output = self.config.get("output_path")
+        home = Path(ROOT, self.name, run_id)
+        if output is not None:
+            home = local_path(output, "output_path")
+        if resume is False:
+            return Destination(home, is_new=True)
+        if not is_any:
+            return _named(Path(str(resume)), home)
+        remark = None
+        earlier = _runs_in(home.parent) if output is None else _runs_like(home)
+        for run in map(Run, earlier):
+            is_over = run.state in ("finished", "stopped")
+            if run.state in ("running", "unreadable") or (is_over and output is None):
+                continue
+            changed = self.changes_since(run.config_file or {}, self.config, self.name)
+            if not changed or accept is None:
+                return Destination(run.path, is_new=False)
+            remark = remark or (
+                f"{shown(run.path)} was started with a different config:{listed(changed)}\n"
+                f"This is a new run. To resume the earlier run with the new values, pass {accept}."
             )
-    with_optimizer = [name for name in names if config.get(f"model.{name}.optimizer") is not None]
-    for name in names:
-        key = f"model.{name}"
-        if not name.isidentifier():
-            yield config.problem(
-                key, f"{name!r} must be a name as in Python: use letters, digits and '_'."
+        return Destination(home, is_new=True, remark=remark)
+
+    @contextmanager
+    def _recording(self, destination: Destination) -> Iterator[None]:
+        """Log to the run's log, and keep its config and code up to date. An error before the first
+        step, when no callback records errors yet, is noted in the manifest."""
+        assert self.run is not None
+        run = RunDirectory.open(self.run)
+        folder = self.config.folder
+        text = config_text(self.config, self.name)
+        callbacks = self.trainer.engine.run.callbacks
+        log = next((callback for callback in callbacks if isinstance(callback, RunLog)), None)
+        if log is None:
+            log = RunLog()
+            self.trainer.engine.run.bind([*callbacks, log])
+        if not destination.is_new:
+            log.record = lambda: record_continuation(run, folder, text)
+        with logging_to(run.log_path):
+            try:
+                yield
+            except Exception as error:
+                if destination.is_new:
+                    note_failure(run, error)
+                raise
+            finally:
+                if log.record is None:  # unless the run was left as it is
+                    copy_modules(folder, run.path)  # those imported late
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs in a folder, newest first."""
+    return sorted((path.parent for path in folder.glob("*/run.json")), reverse=True)
+
+
+def _runs_like(home: Path) -> list[Path]:
+    """The run in a directory and the runs that were numbered beside it, newest first."""
+    numbers = {home: 1}
+    for path in home.parent.glob(f"{home.name}-[0-9]*"):
+        number = path.name.removeprefix(f"{home.name}-")
+        if number.isdecimal():
+            numbers[path] = int(number)
+    newest_first = sorted(numbers, key=lambda path: numbers[path], reverse=True)
+    return [path for path in newest_first if (path / "run.json").is_file()]
+
+
+def _named(path: Path, home: Path) -> Destination:
+    """The run directory that the user named, or a new run from the checkpoint that the user
+    named."""
+    if (path / "run.json").is_file():
+        return Destination(path, is_new=False)
+    if not path.exists():
+        raise ConfigurationError(
+            "resume-path",
+            f"resume: {str(path)!r} does not exist: name a run directory or a checkpoint, or use "
+            "'auto' or false.",
+        )
+    return Destination(
+        home, is_new=True, resume=path, remark=f"Starting a new run from {shown(path)}."
+    )
+
+
+def fixed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The scalars of a config under dotted keys, without the changeable keys: what makes it the
+    run that it is."""
+    fixed = {}
+    for key, value in flatten(config).items():
+        if not any(f"{key}.".startswith(f"{other}.") for other in CHANGEABLE):
+            fixed[key] = value
+    return fixed
+
+
+def config_text(config: Config, name: str) -> str:
+    """The resolved config as text: a file that runs, with the name of the run in it and its modules
+    beside it."""
+    root = config.root
+    entries = {key: child for key, child in root.value.items() if key != "modules"}
+    given = entries.pop("name", None)
+    if given is None or given.value is None:
+        given = Node(name, root.file, None)
+    entries = {"name": given, **entries}
+    return Config(Node(entries, root.file, root.line), config.folder).to_yaml()
+
+
+# Optimizers and schedulers
+
+
+def optimizer_of(node: Config) -> Any:
+    """A factory, which the core calls once the model is where it computes."""
+
+    def make(params: Any) -> Optimizer:
+        optimizer: Optimizer = build(node, OPTIMIZER, params=params)
+        return optimizer
+
+    grouping = {name: node.get(name) for name in GROUPING if node.get(name)}
+    return GroupedOptimizer(make, **grouping) if grouping else make
+
+
+def scheduler_of(node: Config) -> Any:
+    """A curve over the run as it is; of torch's schedulers a factory, with how often it is stepped
+    if that is said."""
+    kind = resolve_kind(node.get("kind"), SCHEDULER, node.folder)
+    if isinstance(kind, type) and issubclass(kind, Curve):
+        return build(node, SCHEDULER)
+    return Schedule(
+        lambda optimizer: build(node, SCHEDULER, optimizer=optimizer), every=node.get("every")
+    )
+
+
+# The user's own modules
+
+
+def own_modules(folder: Path) -> dict[Path, Path]:
+    """Files of the loaded modules that were imported from a folder, by their paths below it."""
+    folder = folder.resolve()
+    found: dict[Path, Path] = {}
+    # checking every one of thousands of modules would be slow
+    beside = {path.stem for path in folder.glob("*")}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] not in beside or file is None or not file.endswith(".py"):
+            continue
+        path = Path(file).resolve()
+        place = Path(*name.split("."))
+        if path in (folder / place.with_suffix(".py"), folder / place / "__init__.py"):
+            found[path.relative_to(folder)] = path
+    return found
+
+
+def copy_modules(folder: Path, destination: Path, *, is_new: bool = False) -> list[str]:
+    """Copy the modules that were imported from a folder; the names of copies that were there and
+    have changed. In a new run, an error where that would overwrite a file of the user's."""
+    changed: dict[Path, bytes] = {}
+    for below, path in own_modules(folder).items():
+        target = destination / below
+        content = path.read_bytes()
+        if path != target.resolve() and not (target.is_file() and target.read_bytes() == content):
+            changed[target] = content
+    existing = [str(target.relative_to(destination)) for target in changed if target.is_file()]
+    if is_new and existing:
+        raise ConfigurationError(
+            "module-overwritten",
+            f"{destination / existing[0]} is not the file of the module {existing[0]} that belongs "
+            "to this run, and it would be overwritten: choose another `output_path`.",
+        )
+    for target, content in changed.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write(target, content)
+    return existing
+
+
+def _write(path: Path, content: bytes) -> None:
+    with staged_file(path) as staging:
+        write_bytes(staging, content)
+
+
+# What is recorded
+
+
+def record_start(run: RunDirectory, folder: Path, config: str, manifest: RunManifest) -> None:
+    """Write the config, the code and the manifest of a new run, before its first step.
+
+    Args:
+        run: The run directory.
+        folder: The folder that the modules of the run are imported from.
+        config: The resolved config, as text.
+        manifest: The facts about the run.
+    """
+    copy_modules(folder, run.path, is_new=True)
+    _write(run.config_path, config.encode())
+    if diff := uncommitted_diff(folder):
+        _write(run.diff_path, diff)
+    manifest.write(run.manifest_path)
+
+
+def record_continuation(run: RunDirectory, folder: Path, config: str) -> list[str]:
+    """Bring the config and the code of a resumed run up to date; a line for the user where the code
+    has changed."""
+    changed = copy_modules(folder, run.path)
+    _write(run.config_path, config.encode())
+    return [f"The code has changed since the run began: {', '.join(changed)}."] if changed else []
+
+
+def note_failure(run: RunDirectory, error: Exception) -> None:
+    """Note an error in a manifest that does not say yet how the run ended."""
+    if RunManifest.read(run.manifest_path).state == "running":
+        reason = f"{type(error).__name__}: {error}"
+        update_manifest(run.manifest_path, state="failed", reason=reason)
+        logger.error("Failed before the first step.", exc_info=error)
+
+
+class RunLog(Callback):
+    """Logs starts, epochs and ends of training to the run's log, which is open for as long as
+    `train` takes.
+
+    `record`, of a resumed run, is called once it is known to continue; the lines that it returns
+    are printed.
+    """
+
+    def __init__(self) -> None:
+        self.record: Callable[[], list[str]] | None = None
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        if self.record is not None:
+            for remark in self.record():
+                trainer.run.say(remark)
+            self.record = None
+        logger.info("Training from %s, sample %d.", _where(trainer), trainer.progress.sample)
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        values = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+        logger.info("%s: %s", _where(trainer).capitalize(), values)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        reason = trainer.stop_reason or "the limit is reached"
+        logger.info("Ended after %s: %s.", _where(trainer), reason)
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            logger.error("Failed after %s.", _where(trainer), exc_info=error)
+        else:
+            logger.warning("Interrupted after %s: %r.", _where(trainer), error)
+
+
+def _where(trainer: Trainer) -> str:
+    return f"epoch {trainer.progress.epoch}, update {trainer.progress.update}"
+
+
+def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
+    """Load the newest or best checkpoint of a run, or one by its path; a resume point with its
+    averages of weights."""
+    trainer.setup()
+    if which == "best":
+        best = choose(run)
+        if best is None:
+            raise CheckpointError(
+                "no-kept-models",
+                f"{run} has no kept models: use the newest checkpoint, or name one.",
             )
-        if with_optimizer and f"{key}.optimizer" not in config:
-            yield config.problem(
-                key,
-                f"has no optimizer, but model.{with_optimizer[0]} has one: give it its own "
-                "`optimizer:`, or write `optimizer: null` for a model that is not trained.",
-            )
+        path = best.path
+    else:
+        path = find_checkpoint(run if which == "newest" else which)
+    if any(info.kind == "kept" for info in list_checkpoints(path)):
+        load_parts(trainer.run, read_parts(path), optimizers=False, schedules=False)
+    else:
+        trainer.load(path)
+    return path
