@@ -73,13 +73,11 @@ CHANGEABLE |= {f"trainer.{what}_every_n_{unit}" for what in ("log", "track") for
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The directory of a run, the checkpoint it resumes from if that is elsewhere, and a line to
-    print about it."""
+    """The directory of a run, and the checkpoint it resumes from if that is elsewhere."""
 
     path: Path
     is_new: bool
     resume: str | Path = "auto"
-    remark: str | None = None
 
 
 class Experiment:
@@ -89,11 +87,9 @@ class Experiment:
     `trainer` is the trainer once it is built, and `run` the run directory once there is one.
     """
 
-    def __init__(
-        self, config: Config, *, run: str | Path | None = None, progress: Display = "auto"
-    ) -> None:
+    def __init__(self, config: Config, *, progress: Display = "auto") -> None:
         self.config = config
-        self.run = None if run is None else Path(run)
+        self.run: Path | None = None
         self.progress = progress
         self.seed: int | None = config.get("seed", 0)
         self.name: str = config.get("name") or Path(config.place("")[0]).stem
@@ -263,17 +259,15 @@ class Experiment:
         """Choose the run directory on rank 0, record the start of a new run in it, and give all
         ranks its path."""
         engine = self.trainer.engine
-        text = config_text(self.config, self.name)
         destination = None
         if engine.runtime.is_main:
-            accept = None if accepts else engine._message_names.accept_changes
-            destination = self._prepare(text, resume, accept)
+            destination = self._prepare(resume, accepts)
         chosen: Destination = engine.runtime.broadcast_object(destination)
         self.run = engine.run_dir = chosen.path.absolute()
-        engine.settings = fixed_settings(yaml.safe_load(text))
+        engine.settings = fixed_settings(yaml.safe_load(config_text(self.config, self.name)))
         return chosen
 
-    def _prepare(self, text: str, resume: bool | str | Path, accept: str | None) -> Destination:
+    def _prepare(self, resume: bool | str | Path, accepts: bool) -> Destination:
         engine = self.trainer.engine
         data = {str(key): describe_dataset(each) for key, each in self.trainer.datasets.items()}
         manifest = RunManifest.collect(
@@ -284,25 +278,32 @@ class Experiment:
             tags=as_tags(self.config.get("tags")),
             data=data,
         )
-        destination = self._destination(manifest.id, resume, accept)
-        if destination.remark is not None:
-            engine.run.say(destination.remark)
+        destination = self._destination(manifest.id, resume, accepts)
         if not destination.is_new:
             return destination
         run = RunDirectory.fresh(destination.path)
         with run.starting():
-            record_start(run, self.config.folder, text, manifest)
+            self._record_source(run, is_new=True)
+            if diff := uncommitted_diff(self.config.folder):
+                _write(run.diff_path, diff)
+            manifest.write(run.manifest_path)
         run.unlock()
         return replace(destination, path=run.path)
 
-    def _destination(
-        self, run_id: str, resume: bool | str | Path, accept: str | None
-    ) -> Destination:
+    def _record_source(self, run: RunDirectory, *, is_new: bool) -> list[str]:
+        """Write the config and the code of the run as they are now; the names of modules that were
+        there and have changed."""
+        changed = copy_modules(self.config.folder, run.path, is_new=is_new)
+        _write(run.config_path, config_text(self.config, self.name).encode())
+        return changed
+
+    def _destination(self, run_id: str, resume: bool | str | Path, accepts: bool) -> Destination:
         """The directory of the run: a new one, or that of an unfinished run with the same settings.
 
-        A run that another process writes is never continued. `accept` is how the user asks for a
-        run with another config to be continued, for a message; None where the user has asked.
+        A run that another process writes is never continued. One with another config is if the user
+        `accepts` that; otherwise a line says how to ask for it.
         """
+        engine = self.trainer.engine
         is_any = resume in ("auto", True)
         if self.run is not None and is_any:
             return Destination(self.run, is_new=False)
@@ -313,7 +314,17 @@ class Experiment:
         if resume is False:
             return Destination(home, is_new=True)
         if not is_any:
-            return _named(Path(str(resume)), home)
+            path = Path(str(resume))
+            if (path / "run.json").is_file():
+                return Destination(path, is_new=False)
+            if not path.exists():
+                raise ConfigurationError(
+                    "resume-path",
+                    f"resume: {str(path)!r} does not exist: name a run directory or a checkpoint, "
+                    "or use 'auto' or false.",
+                )
+            engine.run.say(f"Starting a new run from {shown(path)}.")
+            return Destination(home, is_new=True, resume=path)
         remark = None
         earlier = _runs_in(home.parent) if output is None else _runs_like(home)
         for run in map(Run, earlier):
@@ -321,13 +332,16 @@ class Experiment:
             if run.state in ("running", "unreadable") or (is_over and output is None):
                 continue
             changed = self.changes_since(run.config_file or {}, self.config, self.name)
-            if not changed or accept is None:
+            if not changed or accepts:
                 return Destination(run.path, is_new=False)
             remark = remark or (
                 f"{shown(run.path)} was started with a different config:{listed(changed)}\n"
-                f"This is a new run. To resume the earlier run with the new values, pass {accept}."
+                "This is a new run. To resume the earlier run with the new values, pass "
+                f"{engine._message_names.accept_changes}."
             )
-        return Destination(home, is_new=True, remark=remark)
+        if remark is not None:
+            engine.run.say(remark)
+        return Destination(home, is_new=True)
 
     @contextmanager
     def _recording(self, destination: Destination) -> Iterator[None]:
@@ -335,25 +349,25 @@ class Experiment:
         step, when no callback records errors yet, is noted in the manifest."""
         assert self.run is not None
         run = RunDirectory.open(self.run)
-        folder = self.config.folder
-        text = config_text(self.config, self.name)
         callbacks = self.trainer.engine.run.callbacks
         log = next((callback for callback in callbacks if isinstance(callback, RunLog)), None)
         if log is None:
             log = RunLog()
             self.trainer.engine.run.bind([*callbacks, log])
         if not destination.is_new:
-            log.record = lambda: record_continuation(run, folder, text)
+            log.record = lambda: self._record_source(run, is_new=False)
         with logging_to(run.log_path):
             try:
                 yield
             except Exception as error:
-                if destination.is_new:
-                    note_failure(run, error)
+                if destination.is_new and RunManifest.read(run.manifest_path).state == "running":
+                    reason = f"{type(error).__name__}: {error}"
+                    update_manifest(run.manifest_path, state="failed", reason=reason)
+                    logger.error("Failed before the first step.", exc_info=error)
                 raise
             finally:
                 if log.record is None:  # unless the run was left as it is
-                    copy_modules(folder, run.path)  # those imported late
+                    copy_modules(self.config.folder, run.path)  # those imported late
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -370,22 +384,6 @@ def _runs_like(home: Path) -> list[Path]:
             numbers[path] = int(number)
     newest_first = sorted(numbers, key=lambda path: numbers[path], reverse=True)
     return [path for path in newest_first if (path / "run.json").is_file()]
-
-
-def _named(path: Path, home: Path) -> Destination:
-    """The run directory that the user named, or a new run from the checkpoint that the user
-    named."""
-    if (path / "run.json").is_file():
-        return Destination(path, is_new=False)
-    if not path.exists():
-        raise ConfigurationError(
-            "resume-path",
-            f"resume: {str(path)!r} does not exist: name a run directory or a checkpoint, or use "
-            "'auto' or false.",
-        )
-    return Destination(
-        home, is_new=True, resume=path, remark=f"Starting a new run from {shown(path)}."
-    )
 
 
 def fixed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -485,44 +483,12 @@ def _write(path: Path, content: bytes) -> None:
 # What is recorded
 
 
-def record_start(run: RunDirectory, folder: Path, config: str, manifest: RunManifest) -> None:
-    """Write the config, the code and the manifest of a new run, before its first step.
-
-    Args:
-        run: The run directory.
-        folder: The folder that the modules of the run are imported from.
-        config: The resolved config, as text.
-        manifest: The facts about the run.
-    """
-    copy_modules(folder, run.path, is_new=True)
-    _write(run.config_path, config.encode())
-    if diff := uncommitted_diff(folder):
-        _write(run.diff_path, diff)
-    manifest.write(run.manifest_path)
-
-
-def record_continuation(run: RunDirectory, folder: Path, config: str) -> list[str]:
-    """Bring the config and the code of a resumed run up to date; a line for the user where the code
-    has changed."""
-    changed = copy_modules(folder, run.path)
-    _write(run.config_path, config.encode())
-    return [f"The code has changed since the run began: {', '.join(changed)}."] if changed else []
-
-
-def note_failure(run: RunDirectory, error: Exception) -> None:
-    """Note an error in a manifest that does not say yet how the run ended."""
-    if RunManifest.read(run.manifest_path).state == "running":
-        reason = f"{type(error).__name__}: {error}"
-        update_manifest(run.manifest_path, state="failed", reason=reason)
-        logger.error("Failed before the first step.", exc_info=error)
-
-
 class RunLog(Callback):
     """Logs starts, epochs and ends of training to the run's log, which is open for as long as
     `train` takes.
 
-    `record`, of a resumed run, is called once it is known to continue; the lines that it returns
-    are printed.
+    `record`, of a resumed run, is called once it is known to continue; it returns the names of
+    changed modules.
     """
 
     def __init__(self) -> None:
@@ -530,8 +496,9 @@ class RunLog(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         if self.record is not None:
-            for remark in self.record():
-                trainer.run.say(remark)
+            if changed := self.record():
+                names = ", ".join(changed)
+                trainer.run.say(f"The code has changed since the run began: {names}.")
             self.record = None
         logger.info("Training from %s, sample %d.", _where(trainer), trainer.progress.sample)
 
