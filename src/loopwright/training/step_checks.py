@@ -41,7 +41,7 @@ class StepWatch:
         self._updates = trainer.run.updates
         self._schedules = SchedulerWatch(schedules or {})
         self._is_whole = trainer.progress.epoch_step == 0
-        self._is_first = True
+        self.is_first = True
         self._num_calls = self._updates.calls
         self._calls = self._calls_of_each()
         self._taking_part: set[OptimizerUpdate] = set()
@@ -71,8 +71,8 @@ class StepWatch:
         """Check a step that has ended, at this position of its window."""
         if self.trainer.accumulate > 1 and self.trainer.run.num_micro_batches == 1:
             self._check_window(position)
-        if self._is_first:
-            self._is_first = False
+        if self.is_first:
+            self.is_first = False
             self._check_first(result)
         self._own_steps.end_step()
 

@@ -215,7 +215,9 @@ class AdversarialCore(InterfaceCore):
         }
 
     def _watch_steps(self) -> StepWatch:
-        return EpochSteps(self)
+        watch = StepWatch(self)
+        watch.is_first = False  # a step may leave its gradients to a later one
+        return watch
 
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
         """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses
@@ -350,10 +352,3 @@ def checked_trackers(given: Any) -> list[Track]:
         tracker.is_kept_open = True
         trackers.append(tracker)
     return trackers
-
-
-class EpochSteps(StepWatch):
-    """The steps of an epoch, of which one may leave its gradients to a later one."""
-
-    def _check_first(self, result: StepResult) -> None:
-        """Nothing: only an epoch without any update is an error."""

@@ -40,10 +40,10 @@ EPOCHS = "epochs"
 KINDS = {"G": "gen", "D": "disc"}
 
 
-def directory_of(config: AdversarialConfig) -> Path:
+def directory_of(config: AdversarialConfig, version: int | None = None) -> Path:
     common = config.common
     folder = local_path(common.output_directory, "common.output_directory")
-    return folder / f"{common.experiment_name}_v{common.experiment_version}"
+    return folder / f"{common.experiment_name}_v{version or common.experiment_version}"
 
 
 def choose_directory(config: AdversarialConfig) -> tuple[int, bool]:
@@ -62,9 +62,8 @@ def choose_directory(config: AdversarialConfig) -> tuple[int, bool]:
             "common.experiment_version, or continue_train to false.",
         )
     for version in count(first):
-        directory = wanted.with_name(f"{config.common.experiment_name}_v{version}")
         try:
-            directory.mkdir(parents=True)
+            directory_of(config, version).mkdir(parents=True)
             break
         except FileExistsError:
             if not config.save.auto_increment_version:

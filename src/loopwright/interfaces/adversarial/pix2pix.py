@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 
@@ -305,12 +304,8 @@ class Pix2pixTrainer(Trainer):
 
     gen: nn.Module
     disc: nn.Module
-    opt_gen: Optimizer
-    opt_disc: Optimizer
     gen_lr_scheduler: LRScheduler
     disc_lr_scheduler: LRScheduler
-    g_scaler: torch.amp.GradScaler
-    d_scaler: torch.amp.GradScaler
 
     def __init__(
         self,
