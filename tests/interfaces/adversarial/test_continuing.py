@@ -51,15 +51,12 @@ def killed_at(config: dict[str, Any], epoch: int, batch: int) -> None:
         trainer.train_paired(epoch, train_step=step)
 
 
-@pytest.mark.parametrize(("precision", "epoch", "batch"), [("fp32", 0, 1), ("fp16", 1, 2)])
-def test_a_run_killed_inside_an_epoch_goes_on_exactly(
-    data: Path, tmp_path: Path, precision: str, epoch: int, batch: int
-):
-    whole = train(Pix2pixTrainer(every_update(data, tmp_path / "a", precision=precision)), 3)
-    config = every_update(data, tmp_path / "b", precision=precision)
-    killed_at(config, epoch, batch)
+def test_a_run_killed_inside_an_epoch_goes_on_exactly(data: Path, tmp_path: Path):
+    whole = train(Pix2pixTrainer(every_update(data, tmp_path / "a", precision="fp16")), 3)
+    config = every_update(data, tmp_path / "b", precision="fp16")
+    killed_at(config, 1, 2)
     resumed = Pix2pixTrainer(continued(config))
-    assert resumed.loaded_epoch == epoch
+    assert resumed.loaded_epoch == 1
     for number in range(resumed.remaining_epochs(3)):
         resumed.train_paired(number)
     assert_same_training(whole, resumed)

@@ -91,27 +91,6 @@ def test_every_hook_must_be_overridden(data: Path, tmp_path: Path):
         trainer.train_paired(0, on_epoch_start=lambda: None, on_epoch_end=lambda: None)
 
 
-class ByHand(Scaling):
-    """The same without `update`: what a step does is up to its author."""
-
-    def train_step(
-        self, x: torch.Tensor, y: torch.Tensor, idx: int, **kwargs: Any
-    ) -> dict[str, torch.Tensor]:
-        self.opt.zero_grad()
-        loss = (self.net(x) - y).abs().mean()
-        loss.backward()
-        self.opt.step()
-        return {"loss": loss}
-
-
-def test_a_step_may_do_its_own_backward(data: Path, tmp_path: Path):
-    ours, theirs = Scaling(tiny(data, tmp_path)), ByHand(tiny(data, tmp_path))
-    for trainer in (ours, theirs):
-        trainer.train_paired(0)
-    assert torch.equal(ours.net.weight, theirs.net.weight)
-    assert len(theirs._core.history["loss"]) == 1
-
-
 def test_an_epoch_that_failed_starts_over(data: Path, tmp_path: Path):
     trainer, failing = Scaling(tiny(data, tmp_path)), iter([None, ValueError("bad batch")])
 

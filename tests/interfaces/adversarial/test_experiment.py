@@ -7,7 +7,7 @@ from pathlib import Path
 from loopwright.interfaces.adversarial import Trainer
 from tests.mistakes import raises
 
-from .runs import continued, tiny
+from .runs import tiny
 
 
 def directory(config: dict) -> str:
@@ -24,14 +24,3 @@ def test_without_counting_up_an_experiment_is_not_written_over(data: Path, tmp_p
     Trainer(config)
     with raises("experiment-exists", "tiny_v1"):
         Trainer(config)
-
-
-def test_continuing_adds_a_numbered_copy_of_the_config(data: Path, tmp_path: Path):
-    config = tiny(data, tmp_path)
-    Trainer(config)
-    Trainer(continued(config))
-    assert sorted(path.name for path in tmp_path.glob("tiny_v1/*.json")) == [
-        "train1_config.json",
-        "train2_config.json",
-    ]
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny_v1"]

@@ -27,10 +27,11 @@ from .parts import PROPERTIES, CustomTrainer, Net, Points, Seen, build_trainer
         {"max_updates": 3, "log_every_n_updates": 2, "log_every_n_epochs": 1},
         {"max_updates": 3, "skip_nan_loss": "yes"},
         {"max_updates": 3, "unheard_of": 1},
+        {"max_updates": 3, "static_graph": True},
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError, match=list(wrong)[-1]):
         BaseTrainerConfig(**wrong)
 
 

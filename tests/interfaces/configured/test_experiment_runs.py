@@ -18,6 +18,7 @@ from loopwright.run import RunManifest
 
 from ...forked import call_forked
 from ...loops import assert_same_model
+from ...mistakes import raises
 from .experiments import experiment, rows, train_by_hand
 
 
@@ -65,6 +66,14 @@ def test_a_second_run_never_overwrites_a_first(project):
     third.train()
     assert [run.run.name for run in (first, second, third)] == ["out", "out-2", "out-3"]
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_file_of_the_users_is_not_written_over_by_a_module(project):
+    (project / "out").mkdir()
+    (project / "out" / "mine.py").write_text("MINE = True\n")
+    with raises("module-overwritten", "mine.py"):
+        experiment("trainer.max_updates=1").train()
+    assert (project / "out" / "mine.py").read_text() == "MINE = True\n"
 
 
 def test_a_run_goes_on_from_another_runs_checkpoint_in_a_directory_of_its_own(project):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 
-from loopwright.interfaces.modular import Callback
+from loopwright.interfaces.modular import Callback, DreamTrainer
 
 from .programs import Config, MyTrainer, Noting, OwnLoop
 
@@ -141,3 +142,10 @@ def test_validation_leaves_modes_as_they_were() -> None:
     trainer = Frozen(Config(n_epochs=2, val_every_n_steps=2))
     trainer.fit()
     assert set(trainer.modes) == {("train", True, False), ("val", False, False)}
+
+
+def test_the_events_of_a_callback_are_those_of_the_trainer_without_the_trainer() -> None:
+    for name in (name for name in vars(Callback) if name.startswith("on_")):
+        ours = list(inspect.signature(getattr(DreamTrainer, name)).parameters)
+        theirs = list(inspect.signature(getattr(Callback, name)).parameters)
+        assert ours == [parameter for parameter in theirs if parameter != "trainer"], name

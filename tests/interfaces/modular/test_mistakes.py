@@ -53,6 +53,10 @@ class NoSuper(MyTrainer):
         self.model = nn.Linear(6, 3)
 
 
+class NoValidation(MyTrainer):
+    validation_step = DreamTrainer.validation_step
+
+
 class InList(MyTrainer):
     def configure_models(self) -> None:
         self.heads = [nn.Linear(6, 3)]
@@ -111,10 +115,6 @@ def a_pair(self: Any, batch: Any, batch_idx: int) -> Any:
     return loss_of(self, batch), 0.5
 
 
-def a_vector(self: Any, batch: Any, batch_idx: int) -> Any:
-    return {"loss": loss_of(self, batch), "scores": batch[0][:, 0]}
-
-
 def out_of_memory(self: Any, batch: Any, batch_idx: int) -> Any:
     if len(batch[0]) > 3:
         raise torch.OutOfMemoryError
@@ -129,10 +129,6 @@ def only_foo(self: Any, batch: Any, batch_idx: int) -> Any:
 
 def plateau(self: Any) -> None:
     self.scheduler = ReduceLROnPlateau(self.optimizer)
-
-
-def stranger(self: Any) -> None:
-    self.scheduler = StepLR(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), 1)
 
 
 def twice(self: Any) -> None:
@@ -150,7 +146,6 @@ MISTAKES: list[Mistake] = [
     ("a field of a subclass without a type", lambda: Untyped(), "config-no-dataclass", "n_epochs"),
     ("no super().__init__(config)", lambda: NoSuper(Config()).fit(), "no-super-init", "NoSuper"),
     ("a dict as config", lambda: MyTrainer({"n_epochs": 2}), "no-modular-config", "DreamTrainerConfig"),
-    ("callbacks=[3]", lambda: MyTrainer(Config(callbacks=[3])), "not-a-callback", "3"),
     ("a misspelt event", lambda: MyTrainer(Config(callbacks=[Misspelt()])), "", "did you mean on_train_batch_end"),
     ("an event of the published package", lambda: MyTrainer(Config(callbacks=[Published()])), "event-elsewhere",
      "here that event is on_validation_batch_end"),
@@ -166,19 +161,15 @@ MISTAKES: list[Mistake] = [
     ("training_step twice for a batch of a window",
      lambda: trained(config=Config(gradient_accumulation_steps=2), training_loop=twice),
      "step-in-window", "gradient_accumulation_steps"),
-    ("all parameters frozen", lambda: trained(configure_models=lambda self: self.model.requires_grad_(False) and None),
-     "", "requires_grad"),
     ("models in a list", lambda: trained(OnlyList), "no-trainable-model", ""),
     ("a model in a list beside another one", lambda: trained(InList), "", "holds 2 of 8 parameters"),
     ("three loaders", lambda: trained(configure_dataloaders=loaders(lambda loader: (loader,) * 3)),
      "unclear-loaders", "3"),
-    ("no loaders", lambda: trained(configure_dataloaders=loaders(lambda loader: None)), "", ""),
     ("loaders under other names",
      lambda: trained(configure_dataloaders=loaders(lambda loader: {"train": loader, "test": loader})),
      "unclear-loaders", "dict"),
     ("training_step(self, batch)", lambda: trained(training_step=lambda self, batch: None), "", "batch, batch_idx"),
     ("training_step returns a pair", lambda: trained(training_step=a_pair), "pair-of-loss-and-metric", ""),
-    ("training_step returns a vector", lambda: trained(training_step=a_vector), "", "scores"),
     ("backward of a loss that is not reduced", lambda: trained(training_step=unseen_loss), "", "reduce it"),
     ("backward for an optimizer that does not exist", lambda: trained(training_step=other_name), "", "'optimiser'"),
     ("validation_step returns nothing", lambda: trained(validation_step=lambda self, batch, batch_idx: None),
@@ -189,14 +180,13 @@ MISTAKES: list[Mistake] = [
     ("ReduceLROnPlateau without the metric that it watches",
      lambda: trained(training_step=only_foo, configure_schedulers=plateau,
                      configure_dataloaders=loaders(lambda loader: loader)), "plateau-metric", "ReduceLROnPlateau"),
-    ("a scheduler of another optimizer", lambda: trained(configure_schedulers=stranger), "", "scheduler"),
     ("memory runs out in a step with two backward", lambda: trained(training_step=out_of_memory),
      "", "gradient_accumulation_steps"),
-    ("device='gpu'", lambda: MyTrainer(Config(device="gpu")), "", "gpu"),
-    ("precision='fp8'", lambda: MyTrainer(Config(precision="fp8")), "", "bf16"),
     ("seed='a'", lambda: MyTrainer(Config(seed="a")), "number", "seed='a'"),
     ("n_epochs='3'", lambda: MyTrainer(Config(n_epochs="3")), "number", "n_epochs='3'"),
     ("scheduler_interval='batch'", lambda: MyTrainer(Config(scheduler_interval="batch")), "unknown-choice", "'update'"),
+    ("validation data and no validation_step", lambda: NoValidation(Config()).fit(), "no-validation-step", ""),
+    ("strategy='dpp'", lambda: MyTrainer(Config(strategy="dpp")), "unknown-choice", "'fsdp'"),
 ]  # fmt: skip
 
 
