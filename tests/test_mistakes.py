@@ -35,11 +35,6 @@ def test_empty_data_is_refused_with_a_remedy(data):
         build_trainer().train(data)
 
 
-def test_a_loader_that_drops_everything_is_empty(points):
-    with pytest.raises(DataError, match="drop_last"):
-        build_trainer().train(DataLoader(points, batch_size=64, drop_last=True))
-
-
 @pytest.mark.parametrize(
     "data", [[], TensorDataset(torch.zeros(0, 6), torch.zeros(0).long())], ids=["list", "set"]
 )
@@ -140,18 +135,6 @@ def test_a_batch_the_model_does_not_take_says_what_was_passed_and_what_to_overri
     assert "called with a float32 tensor of shape (8, 4)" in note
     assert "override `split_batch`" in note
     assert "`forward`" in note
-
-
-def test_arguments_the_model_does_not_have_say_what_was_passed():
-    with pytest.raises(TypeError) as caught:
-        build_trainer().train([{"image": torch.zeros(2, 6), "labels": torch.zeros(2).long()}])
-    assert "{image: a float32 tensor of shape (2, 6)}" in caught.value.__notes__[0]
-
-
-@pytest.mark.parametrize("accumulate", [0, -1, 1.5, "2"])
-def test_accumulating_no_batches_is_refused(accumulate):
-    with pytest.raises(ConfigurationError, match=r"accumulate=.*1 or more"):
-        build_trainer(accumulate=accumulate)
 
 
 def test_a_way_to_show_progress_that_does_not_exist_is_refused(points):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -64,59 +63,25 @@ def test_a_tensor_alone_is_data_without_targets(points):
     assert trainer.predict(inputs.numpy()).shape == (37, 6)
 
 
-class Unsized:
-    def __getitem__(self, index: int) -> Any:
-        return torch.zeros(6), 0
-
-
-def samples(points: TensorDataset) -> list[Any]:
-    return [(row, int(label)) for row, label in points]
-
-
 DATA: dict[str, tuple[Callable[[TensorDataset], Any], str]] = {
     "`(x, y)` of different lengths": (
         lambda d: (d.tensors[0], d.tensors[1][:30]),
         "different-lengths",
     ),
-    "`[x, y]` instead of `(x, y)`": (
-        lambda d: list(d.tensors),
-        "list-is-batches",
-    ),
-    "a list of numpy's arrays": (lambda d: [t.numpy() for t in d.tensors], "list-is-batches"),
-    "a list of samples without `batch_size`": (samples, "list-is-batches"),
-    "`(train_set, test_set)`": (
-        lambda d: (d, d),
-        "not-columns",
-    ),
-    "`{'train': loader, 'test': loader}`": (
-        lambda d: {"train": DataLoader(d), "test": DataLoader(d)},
-        "not-columns",
-    ),
-    "a DataFrame": (
-        lambda d: pd.DataFrame({"a": [1.0]}),
-        "not-iterable",
-    ),
-    "`(frame, series)`": (
-        lambda d: (pd.DataFrame({"a": [1.0]}), pd.Series([1])),
-        "not-columns",
-    ),
-    "`train(model, loader)`": (lambda d: build_linear(), "not-iterable"),
-    "`train(optimizer)`": (
-        lambda d: sgd(build_linear().parameters()),
-        "not-iterable",
-    ),
-    "`train('data/train.csv')`": (lambda d: "data/train.csv", "not-iterable"),
-    "`train(Path('data'))`": (lambda d: Path("data"), "not-iterable"),
-    "`train(TensorDataset)`, the class": (
-        lambda d: TensorDataset,
-        "not-iterable",
-    ),
-    "`train(3, loader)`": (lambda d: 3, "not-iterable"),
+    "`[x, y]` instead of `(x, y)`": (lambda d: list(d.tensors), "list-is-batches"),
     "`list(zip(x, y))` without `batch_size`": (
         lambda d: list(zip(*d.tensors, strict=True)),
         "list-is-batches",
     ),
-    "a data set without `__len__`": (lambda d: Unsized(), "not-iterable"),
+    "`(train_set, test_set)`": (lambda d: (d, d), "not-columns"),
+    "`{'train': loader}`": (lambda d: {"train": DataLoader(d)}, "not-columns"),
+    "`(frame, series)`": (
+        lambda d: (pd.DataFrame({"a": [1.0]}), pd.Series([1])),
+        "not-columns",
+    ),
+    "a DataFrame": (lambda d: pd.DataFrame({"a": [1.0]}), "not-iterable"),
+    "`train('data/train.csv')`": (lambda d: "data/train.csv", "not-iterable"),
+    "`train(TensorDataset)`, the class": (lambda d: TensorDataset, "not-iterable"),
 }
 
 

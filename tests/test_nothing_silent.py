@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from functools import partial
 from typing import Any
 
@@ -21,7 +19,6 @@ from .loops import build_linear, build_net
 from .mistakes import raises
 
 sgd = partial(torch.optim.SGD, lr=0.1)
-ALPHA = 1.0
 SECTION = "Steps that train nothing, or the wrong thing"
 
 
@@ -30,28 +27,6 @@ def build(kind: type[Trainer] = Trainer, loss_fn: Any = F.cross_entropy, **optio
 
 
 # The same program, or another one
-
-
-def smoothed(outputs: Any, targets: Any) -> Any:
-    return ALPHA * F.cross_entropy(outputs, targets)
-
-
-def test_a_number_of_the_module_that_the_loss_goes_by_is_part_of_the_program(
-    points, tmp_path, monkeypatch
-):
-    build(loss_fn=smoothed, run_dir=tmp_path).train(points, 1, batch_size=8)
-    monkeypatch.setitem(globals(), "ALPHA", 2.0)
-    with raises("program-changed", "loss.ALPHA: 1.0 -> 2.0"):
-        build(loss_fn=smoothed, run_dir=tmp_path).train(points, 2, batch_size=8)
-
-
-def test_a_value_that_a_loss_closes_over_is_named(points, tmp_path):
-    def weighted(alpha: float) -> Any:
-        return lambda outputs, targets: alpha * F.cross_entropy(outputs, targets)
-
-    build(loss_fn=weighted(1.0), run_dir=tmp_path).train(points, 1, batch_size=8)
-    with pytest.raises(ConfigurationError, match=r"loss\.alpha: 1\.0 -> 0\.5"):
-        build(loss_fn=weighted(0.5), run_dir=tmp_path).train(points, 2, batch_size=8)
 
 
 @pytest.mark.parametrize("name", ["forward", "prepare_batch", "split_batch"])
@@ -64,22 +39,6 @@ def test_parts_of_the_step_that_are_overridden_are_part_of_the_program(points, t
     build(run_dir=tmp_path).train(points, 1, batch_size=8)
     with pytest.raises(ConfigurationError, match=f"{name}: the default before, overridden now"):
         build(Other, run_dir=tmp_path).train(points, 2, batch_size=8)
-
-
-def test_times_and_process_numbers_are_no_change_of_the_program(points, tmp_path):
-    def loss_of_now() -> Any:
-        start, pid, label = time.time(), os.getpid(), f"run-{time.time()}"
-
-        def loss(outputs: Any, targets: Any, begun: float = time.time()) -> Any:
-            assert all((start, pid, label, begun))
-            return F.cross_entropy(outputs, targets)
-
-        return loss
-
-    for epochs in (1, 2):
-        trainer = build(loss_fn=loss_of_now(), run_dir=tmp_path)
-        trainer.train(points, epochs, batch_size=8)
-    assert trainer.progress.epoch == 2
 
 
 # A run that has ended

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SHORT_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 LONG_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -113,6 +113,18 @@ def listed(names: Iterable[object], most: int = 20) -> str:
     texts = [str(name) for name in names]
     left = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def lines_of(texts: Sequence[str], most: int = 20) -> str:
+    """Texts as a list in a message, one line each; of many, only the first ones.
+
+    >>> lines_of(["lr: 0.1 -> 0.2", "seed: 0 -> 1"], most=1)
+    '\\n  - lr: 0.1 -> 0.2\\n  - and 1 more'
+    """
+    lines = [f"\n  - {text}" for text in texts[:most]]
+    if len(texts) > most:
+        lines.append(f"\n  - and {len(texts) - most} more")
+    return "".join(lines)
 
 
 def near_names(name: object, known: Iterable[object], *, cutoff: float = 0.5) -> list[str]:

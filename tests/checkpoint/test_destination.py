@@ -114,9 +114,7 @@ def test_weights_are_exported_again_over_weights_and_over_nothing_else(
     assert content(tmp_path) == {name: b"my notes"}
 
 
-@pytest.mark.parametrize(
-    "address", ["s3://bucket/run", "gs://bucket/run", "hdfs://x/run", "file:///x", "https://x/y"]
-)
+@pytest.mark.parametrize("address", ["s3://bucket/run", "file:///x"])
 def test_an_address_is_refused_wherever_files_are_written(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,17 +133,7 @@ def test_an_address_is_refused_wherever_files_are_written(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_run_directory_in_a_bucket_is_refused(mistake: Any) -> None:
-    with raises("remote-path"):
-        build(run_dir="s3://bucket/run")
-
-
 # The simple interface
-
-
-def simple_trainer() -> Simple:
-    model = nn.Linear(4, 1)
-    return Simple(model, torch.optim.Adam(model.parameters()), nn.MSELoss())
 
 
 class Plain(Simple):
@@ -163,8 +151,7 @@ class Plain(Simple):
         )
 
 
-@pytest.mark.parametrize("keys", ["as the interface names them", "as others name them"])
-def test_a_checkpoint_file_without_a_suffix_is_loaded_whole(keys: str, tmp_path: Path) -> None:
+def test_a_checkpoint_file_without_a_suffix_is_loaded_whole(tmp_path: Path) -> None:
     def build_plain() -> Plain:
         model = nn.Linear(4, 1)
         scheduler = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)  # noqa: E731
@@ -176,14 +163,8 @@ def test_a_checkpoint_file_without_a_suffix_is_loaded_whole(keys: str, tmp_path:
     for _ in range(2):  # what code of the user's own wrote, it may write again
         first.train(DataLoader(DATA, batch_size=4), 3, save_dir=tmp_path)
     path = tmp_path / "checkpoint_epoch_3"
-    if keys == "as others name them":
-        saved = torch.load(path)
-        names = {
-            "model_state_dict": "model",
-            "optimizer_state_dict": "optimizer",
-            "scheduler_state_dict": "scheduler",
-        }
-        torch.save({names.get(key, key): value for key, value in saved.items()}, path)
+    saved = torch.load(path)  # with the names that others give its parts
+    torch.save({key.removesuffix("_state_dict"): value for key, value in saved.items()}, path)
     second = build_plain()
     loaded = second.load_checkpoint(path)
     assert loaded["epoch"] == 2

@@ -130,16 +130,6 @@ def test_migrations_lead_from_version_to_version_and_leave_what_they_are_given(
         upgrade({"progress": {}}, {}, "here")
 
 
-def test_a_version_that_nothing_leads_on_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VERSIONS, "progress", 3)
-    monkeypatch.setitem(MIGRATIONS, ("progress", 2), dict)
-    with pytest.raises(
-        VersionError,
-        match="has version 1, but this version of Loopwright reads version 2 and later",
-    ):
-        upgrade({"progress": {}}, {}, "here")
-
-
 def test_a_higher_version_is_written_in_a_format_that_earlier_readers_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,24 +51,6 @@ def test_tied_tensors_are_written_once_and_read_as_one(tmp_path):
     assert weights["weight"].data_ptr() == weights["head"].data_ptr()
 
 
-def test_the_records_of_the_parts_are_gone_once_the_manifest_is_there(tmp_path):
-    write_parts(tmp_path / "point", 3)
-    files = {path.name for path in (tmp_path / "point").iterdir()}
-    shards = {f"shard-{rank}.safetensors" for rank in range(3)}
-    assert (
-        files
-        == {
-            "manifest.json",
-            "state.json",
-            "state.safetensors",
-            "default.safetensors",
-            "pieces.json",
-        }
-        | shards
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["point"]
-
-
 def test_a_checkpoint_that_lacks_parts_does_not_exist_and_the_error_names_them(
     tmp_path, monkeypatch
 ):

@@ -108,25 +108,6 @@ def test_training_goes_on_where_asked_and_catches_up_when_there_is_room(
     assert RunManifest.read(small_disk / "run" / "run.json").state == "finished"
 
 
-def test_a_disk_that_stays_full_does_not_end_training_where_asked(
-    points: TensorDataset, small_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run_dir = small_disk / "run"
-    trainer = build(
-        run_dir, [Filling(small_disk, update=3)], Checkpoints(every_updates=1, on_error="warn")
-    )
-    with caplog.at_level(logging.WARNING, "loopwright"):
-        history = trainer.train(points, 2, eval_data=points, batch_size=8)
-    assert len(history) == 2
-    assert "was not saved" in caplog.text
-    sound = [info.name for info in list_checkpoints(run_dir, verify=True) if info.is_sound]
-    # the second may have been on its way
-    assert sound in (
-        [update_name(1)],
-        [update_name(1), update_name(2)],
-    )
-
-
 def test_metrics_that_found_no_room_are_kept_and_written_when_there_is_some(
     small_disk: Path,
 ) -> None:

@@ -16,10 +16,8 @@ from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
 from loopwright.interfaces.lifecycle import TrainerCallback
 from loopwright.interfaces.lifecycle.callbacks import SaveTrainingStateCallback
-from loopwright.interfaces.modular import Callback as ModularCallback
 from tests.interfaces.lifecycle.runs import build_trainer as build_lifecycle
 from tests.interfaces.lifecycle.runs import train as train_lifecycle
-from tests.interfaces.modular.programs import Config, MyTrainer
 from tests.loops import assert_same_model, build_net
 from tests.runs import KillAt, Killed, assert_same_run, cross_entropy
 
@@ -144,26 +142,6 @@ def test_a_model_that_only_a_callback_holds_is_named_before_training(
 
 
 # Callbacks of interfaces
-
-
-def test_a_scheduler_of_a_modular_callback_continues(tmp_path: Path) -> None:
-    class Own(ModularCallback):
-        def on_train_start(self, trainer: Any) -> None:
-            self.scheduler = MAKERS["LambdaLR"](trainer.optimizer)
-
-        def on_epoch_end(self, trainer: Any, metrics: Any) -> None:
-            self.scheduler.step()
-
-    def fit(run_dir: Path, n_epochs: int) -> MyTrainer:
-        trainer = MyTrainer(
-            Config(n_epochs=n_epochs, run_dir=run_dir, callbacks=[Own()]), build_net()
-        )
-        trainer.fit()
-        return trainer
-
-    whole = fit(tmp_path / "whole", 4)
-    fit(tmp_path / "cut", 2)
-    assert_same_model(fit(tmp_path / "cut", 4).model, whole.model)
 
 
 def test_a_scheduler_of_a_lifecycle_callback_continues(

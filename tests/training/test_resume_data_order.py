@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import EarlyStopping
@@ -60,17 +60,6 @@ class Hard(Remembering):
         self.start, self.noted = state["start"], state["noted"]
 
 
-class InPairs(Remembering):
-    """The same as a batch sampler."""
-
-    def __len__(self) -> int:
-        return -(-self.length // SIZE)
-
-    def __iter__(self) -> Iterator[Any]:
-        order = list(super().__iter__())
-        yield from (order[at : at + SIZE] for at in range(0, self.length, SIZE))
-
-
 class Points(Dataset[Any]):
     def __len__(self) -> int:
         return LENGTH
@@ -98,34 +87,10 @@ class Endless(IterableDataset[Any]):
         self.place, self.round = state["place"], state["round"]
 
 
-class Loader:
-    """A loader that saves its position, as torchdata's does."""
-
-    def __init__(self) -> None:
-        self.source = Endless()
-
-    def __iter__(self) -> Iterator[Any]:
-        for x, y in iter(self.source):
-            yield x[None], y[None]
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.source.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.source.load_state_dict(state)
-
-
-def tensors() -> TensorDataset:
-    return TensorDataset(torch.arange(LENGTH).repeat(2, 1).T.float(), torch.zeros(LENGTH, 1))
-
-
 KINDS: dict[str, Make] = {
     "sampler": lambda: DataLoader(Points(), SIZE, sampler=Remembering()),
-    "sampler of tensors": lambda: DataLoader(tensors(), SIZE, sampler=Remembering()),
     "sampler that hooks change": lambda: DataLoader(Points(), SIZE, sampler=Hard()),
-    "batch sampler": lambda: DataLoader(Points(), batch_sampler=InPairs()),
     "iterable data set": lambda: DataLoader(Endless(), SIZE),
-    "loader": Loader,
 }
 
 

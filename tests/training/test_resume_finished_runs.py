@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import nn
 
-from loopwright import Callback, CheckpointError, ConfigurationError, DataError, Trainer
+from loopwright import Callback, ConfigurationError, DataError
 from tests.loops import assert_same_model
 from tests.mistakes import raises
-from tests.runs import KillAt, Killed, adam, assert_same_run, build_trainer, cross_entropy, rows
+from tests.runs import KillAt, Killed, assert_same_run, build_trainer, rows
 
 
 def test_a_finished_run_is_not_trained_again_and_says_so(points, tmp_path, capsys):
@@ -99,23 +97,6 @@ def test_a_checkpoint_that_does_not_exist_is_refused_with_the_choices(points, tm
         build_trainer(None).train(points, resume=tmp_path / "nowhere")
 
 
-def test_what_does_not_fit_a_checkpoint_is_listed_and_nothing_is_changed(points, tmp_path):
-    build_trainer(None).save(tmp_path / "saved")
-    net = nn.Sequential(
-        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)
-    )
-    before = net[0].weight.clone()
-    trainer = Trainer(net, {"slow": adam}, cross_entropy, progress="silent")
-    with pytest.raises(CheckpointError) as caught:
-        trainer.load(tmp_path / "saved")
-    message = str(caught.value)
-    assert "optimizers: 'slow' is not in the checkpoint" in message
-    assert "optimizers: the checkpoint has 'optimizer', but the trainer does not" in message
-    assert "schedules: the checkpoint has 'scheduler', but the trainer does not" in message
-    assert "model: 4.weight has shape (4, 16), the checkpoint's (3, 16)" in message
-    assert torch.equal(net[0].weight, before)
-
-
 def test_a_run_on_data_whose_position_is_unknown_is_refused_where_it_is_to_be_resumable(
     points, tmp_path
 ):
@@ -135,27 +116,6 @@ def test_a_call_that_was_refused_does_not_keep_the_next_from_finding_its_run(poi
     whole = build_trainer(None)
     whole.train(points, 1, batch_size=8)
     assert_same_run(second, whole)
-
-
-def test_the_state_of_callbacks_goes_on(points, tmp_path):
-    class Counting(Callback):
-        def __init__(self):
-            self.seen = []
-
-        def on_update_end(self, trainer):
-            self.seen.append(trainer.progress.update)
-
-        def state_dict(self):
-            return {"seen": self.seen}
-
-        def load_state_dict(self, state):
-            self.seen = list(state["seen"])
-
-    with pytest.raises(Killed):
-        build_trainer(tmp_path, [Counting(), KillAt(3)]).train(points, 1, batch_size=8)
-    counting = Counting()
-    build_trainer(tmp_path, [counting, KillAt(-1)]).train(points, 1, batch_size=8)
-    assert counting.seen == [1, 2, 3, 4, 5]
 
 
 def test_a_run_interrupted_in_an_epoch_does_not_begin_that_epoch_again(points, tmp_path):

@@ -89,14 +89,6 @@ def reals(points) -> TensorDataset:
     return TensorDataset(points.tensors[0])
 
 
-def test_a_gan_is_the_hand_written_one(reals):
-    trainer = Gan(progress="silent")
-    trainer.train(reals, num_epochs=3, batch_size=8)
-    generator, discriminator = gan_by_hand(reals, 3)
-    assert_same_model(trainer.generator, generator)
-    assert_same_model(trainer.discriminator, discriminator)
-
-
 def test_a_gan_in_bf16_sees_the_discriminator_that_was_just_updated(reals):
     trainer = Gan(progress="silent", precision="bf16")
     trainer.train(reals, num_epochs=3, batch_size=8)
@@ -224,22 +216,6 @@ def test_a_plateau_schedule_watches_the_evaluation(points):
     train_by_hand(theirs, other, points, epochs=4, batch_size=37, every_epoch=Evaluating())
     assert history["eval_loss"][-1] == pytest.approx(evaluate_by_hand(theirs, points), rel=1e-6)
     assert optimizer.param_groups[0]["lr"] == other.param_groups[0]["lr"] < 0.1
-
-
-def test_each_optimizer_has_its_own_schedule(reals):
-    class Scheduled(Gan):
-        def configure_optimizers(self):
-            super().configure_optimizers()
-            self.schedule = Schedule(StepLR(self.generator_optimizer, 1, gamma=0.1), every="update")
-            self.decay = StepLR(self.discriminator_optimizer, 1, gamma=0.5)
-
-    trainer = Scheduled(progress="silent")
-    trainer.train(reals, num_epochs=2, batch_size=20)
-    assert trainer.generator_optimizer.param_groups[0]["lr"] == pytest.approx(1e-6)
-    assert trainer.discriminator_optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
-
-
-# Optimizers that want to evaluate the loss themselves
 
 
 # Parameters that an optimizer gets later

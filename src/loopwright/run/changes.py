@@ -8,12 +8,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from ..errors import ConfigurationError
+from ..text import lines_of
 from ..trees import named_leaves
 from .files import MAX_LEAVES
 
 MISSING = "-"  # in place of a value that a run does not have
 UNKNOWN = "unknown"  # in place of a value that cannot be compared: it is equal to any other
-MAX_LISTED = 20
 MAX_TEXT = 100
 # a hash of code, which another version compiles differently
 COMPILED = re.compile(r"(.*) \(Python ([\d.]+)\)")
@@ -193,9 +193,7 @@ def change_text(change: Change) -> str:
 
 def listed(changes: Sequence[Change]) -> str:
     """Differences as text, one line each."""
-    lines = [f"\n  - {change_text(change)}" for change in changes[:MAX_LISTED]]
-    more = f"\n  - and {len(changes) - MAX_LISTED} more" if len(changes) > MAX_LISTED else ""
-    return "".join(lines) + more
+    return lines_of([change_text(change) for change in changes])
 
 
 def refusal(what: str, changes: Sequence[Change], *, start_over: str, accept: str | None) -> str:
@@ -227,16 +225,13 @@ def rank_refusal(differing: Mapping[str, Mapping[int, object]]) -> str:
 def listed_by_rank(differing: Mapping[str, Mapping[int, object]]) -> str:
     """A line for each key, with its values by rank."""
     lines = []
-    for key, values in list(differing.items())[:MAX_LISTED]:
+    for key, values in differing.items():
         ranks: dict[str, list[int]] = {}
         for rank, value in values.items():
             ranks.setdefault(value_text(value), []).append(rank)
-        lines.append(
-            f"\n  - {key}: "
-            + ", ".join(f"{text} on {_ranks_text(own)}" for text, own in ranks.items())
-        )
-    more = f"\n  - and {len(differing) - MAX_LISTED} more" if len(differing) > MAX_LISTED else ""
-    return "".join(lines) + more
+        texts = [f"{text} on {_ranks_text(own)}" for text, own in ranks.items()]
+        lines.append(f"{key}: {', '.join(texts)}")
+    return lines_of(lines)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:

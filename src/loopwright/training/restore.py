@@ -30,6 +30,7 @@ from ..metrics.metric_objects import (
     metrics_at,
     run_states,
 )
+from ..text import lines_of
 from .callback_schedulers import CallbackSchedulers, state_of
 from .program import users_trainer
 from .run import SavedPosition
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from .components import Components
     from .run import TrainingRun
 
-LISTED = 20  # problems, at most
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 # what torch's optimizers keep for a parameter in the shape of that parameter
 LIKE_PARAMETER = frozenset(
@@ -493,18 +493,12 @@ class Keeper:
 # A state and the components that it is for
 
 
-def listed(problems: Sequence[str]) -> str:
-    """Return the problems as lines; of many, only the first ones."""
-    more = f"\n  - and {len(problems) - LISTED} more" if len(problems) > LISTED else ""
-    return "".join(f"\n  - {problem}" for problem in problems[:LISTED]) + more
-
-
 def refuse(source: str, problems: Sequence[str], advice: str = "") -> None:
     """Raise if there are problems with a state."""
     if problems:
         raise CheckpointError(
             "state-mismatch",
-            f"{source} does not match this trainer; nothing was loaded:{listed(problems)}{advice}",
+            f"{source} does not match this trainer; nothing was loaded:{lines_of(problems)}{advice}",
         )
 
 

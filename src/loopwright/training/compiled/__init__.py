@@ -24,7 +24,7 @@ from ..._torch_compat.compiling import failed_to_compile
 from ...data.containers import map_tensors
 from ...data.random import rng_state, set_rng_state
 from ...metrics.meter import Meter
-from ...text import counted
+from ...text import counted, duration
 from ..restore import Keeper
 from .calls import CompiledCalls, NotCompilableError, find_obstacle
 
@@ -59,11 +59,6 @@ class CompiledStep:
         self._times: Counter[str] = Counter()  # how often this process has compiled each graph
 
     @property
-    def num_graphs(self) -> int:
-        """Graphs that were compiled in this run."""
-        return len(self.graphs)
-
-    @property
     def num_recompilations(self) -> int:
         """Graphs that were compiled for a function that had one."""
         return len(self.graphs) - len({graph.split()[0] for graph in self.graphs})
@@ -96,7 +91,7 @@ class CompiledStep:
         if (obstacle := find_obstacle(run)) is not None:
             self._give_up(run, obstacle)
             return
-        calls = CompiledCalls(run, self._add_graph, most_graphs=4 * MOST_RECOMPILATIONS)
+        calls = CompiledCalls(run, self._add_graph)
         run.say("Compiling the training step (the first time takes up to a minute) ...")
         began = monotonic()
         if self.choice is None:
@@ -141,7 +136,7 @@ class CompiledStep:
             return
         calls.forget()
         eager, compiled = (median(times) for times in zip(*rounds, strict=True))
-        times = f"{_time(compiled)} per update compiled, {_time(eager)} without compiling"
+        times = f"{duration(compiled)} per update compiled, {duration(eager)} without compiling"
         if sum(graph < FASTER * plain for plain, graph in rounds) < WINS:
             self._give_up(run, f"that would not be clearly faster ({times})")
             return
@@ -161,7 +156,7 @@ class CompiledStep:
     def _note_graph(self, run: TrainingRun, seconds: float) -> None:
         self.seconds += seconds
         _leave_out(run, seconds)
-        run.note("compiled", f"graph {self.num_graphs} in {seconds:.1f} s", **self.facts())
+        run.note("compiled", f"graph {len(self.graphs)} in {seconds:.1f} s", **self.facts())
         if self.num_recompilations > MOST_RECOMPILATIONS:
             again = counted(self.num_recompilations, "time")
             self._give_up(
@@ -194,7 +189,7 @@ class CompiledStep:
         return {
             "choice": self.choice,
             "reason": self.reason,
-            "graphs": self.num_graphs,
+            "graphs": len(self.graphs),
             "recompilations": self.num_recompilations,
             "seconds": round(self.seconds, 1),
         }
@@ -232,10 +227,6 @@ def _reason_of(error: BaseException) -> str:
     places = [line for line in lines if line.startswith("File ") and own not in line]
     where = f" ({places[-1].removeprefix('File ')})" if places else ""
     return f"torch cannot trace it: {first}{where}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 
 
 def _seconds(run: TrainingRun, step: Step, batch: Any, number: int) -> float:

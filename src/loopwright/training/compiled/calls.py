@@ -53,15 +53,11 @@ class CompiledCalls:
     Args:
         run: the run, whose only optimizer is updated.
         on_compile: called for every graph that is compiled, with its digest.
-        most_graphs: the number of graphs of one function that torch may keep.
     """
 
-    def __init__(
-        self, run: TrainingRun, on_compile: Callable[[str], None], most_graphs: int
-    ) -> None:
+    def __init__(self, run: TrainingRun, on_compile: Callable[[str], None]) -> None:
         self._run = run
         self._on_compile = on_compile
-        self._most_graphs = most_graphs
         self._graphs_by_key: dict[Any, StepGraphs] = {}
         self._seen: Tensor | None = None  # on a device: above 0 once an update was left out
         self._watched: tuple[Any, ...] = ()
@@ -208,7 +204,7 @@ class CompiledCalls:
         flags = [tuple(own.values()) for own in self._flags]
         key = (*plan.switches, *flags, *map(id, self._params))
         if key not in self._graphs_by_key:
-            self._graphs_by_key[key] = StepGraphs(plan, self._on_compile, self._most_graphs)
+            self._graphs_by_key[key] = StepGraphs(plan, self._on_compile)
         self._graphs = self._graphs_by_key[key]
         self._plan = self._graphs.plan
 

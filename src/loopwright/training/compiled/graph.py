@@ -26,6 +26,7 @@ from ...metrics.result import StepResult
 from ...trees import leaves
 from ..update import at_least_one
 
+MOST_GRAPHS = 32  # of one function, that torch may keep
 NUM_SETTINGS = 3  # the first numbers of a graph: the divisor of the loss, clip_norm and clip_value
 
 Options = Mapping[str, Any]  # a parameter group
@@ -98,13 +99,11 @@ class StepGraphs:
         plan: what they are made for.
         on_compile: called with the function and a digest of each graph; equal for equal graphs in
             another process.
-        most_graphs: the number of graphs of one function that torch may keep.
     """
 
-    def __init__(self, plan: Plan, on_compile: Callable[[str], None], most_graphs: int) -> None:
+    def __init__(self, plan: Plan, on_compile: Callable[[str], None]) -> None:
         self.plan = plan
         self._on_compile = on_compile
-        self._most_graphs = most_graphs
         traced = _functions(plan)
         self.whole, self.gradients, self.apply = (self._compiled(function) for function in traced)
 
@@ -120,7 +119,7 @@ class StepGraphs:
                 if not failed_to_compile(error):
                     raise
             # a new graph is needed, and is compiled with our settings only
-            with tracing_backward(self._most_graphs):
+            with tracing_backward(MOST_GRAPHS):
                 return compiled(*args)
 
         return call
