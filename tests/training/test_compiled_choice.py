@@ -225,7 +225,7 @@ class Sparse(nn.Module):
     ("given", "reason"),
     [
         ({"kind": OwnStep}, "`train_step` is overridden .* override `forward` and `compute_loss`"),
-        ({"kind": OwnUpdate}, r"is overridden \(or `update`\)"),
+        ({"kind": OwnUpdate}, r"is overridden"),
         ({"kind": Reading}, "torch cannot trace it"),
         ({"model": Counting}, "compiled again in every step: .* such as a counter"),
         ({"model": Listing}, "compiled again in every step: .* a list or buffer that grows"),
