@@ -133,8 +133,3 @@ def test_what_is_no_metric_is_refused(mistake, what, metrics):
 def test_accuracy_of_what_is_no_class_is_refused(what, loss, outputs, targets):
     with raises("accuracy-of-shapes"):
         build(loss, outputs, metrics="accuracy").evaluate((INPUTS, targets))
-
-
-def test_a_function_that_returns_a_matrix_is_refused():
-    with raises("metric-shape"):
-        build(metrics={"outputs": lambda outputs, targets: outputs}).evaluate((INPUTS, CLASSES))

@@ -151,12 +151,3 @@ def test_the_log_and_the_warnings_of_the_program_are_as_before_after_training(da
     handlers, shown = list(logging.getLogger().handlers), warnings.showwarning
     build().train(data, batch_size=8)
     assert (logging.getLogger().handlers, warnings.showwarning) == (handlers, shown)
-
-
-def test_a_second_call_of_train_is_another_start(data):
-    trainer = build()
-    trainer.train(data, batch_size=8)
-    trainer.train(data, batch_size=8)
-    started = [event for event in Run("run").metrics.events() if event.kind == "started"]
-    assert [(event.update, event.detail["call"]) for event in started] == [(0, 1), (4, 2)]
-    assert kinds().count("finished") == 2

@@ -65,7 +65,7 @@ print(json.dumps(results))
     *others, plot, diff = [imported for _, _, imported in results]
     assert others == [[]] * (len(commands) - 2)
     assert (plot, diff) == (["numpy", "rich"], ["numpy", "rich"])
-    assert [code for _, code, _ in results] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert [code for _, code, _ in results] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def test_module_and_command_are_the_same(in_gallery, capsys):

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from loopwright import ConfigurationError, Trainer
+from loopwright import ConfigurationError
 from loopwright.callbacks import BestModel
 from loopwright.checkpoint import load_weights
 from loopwright.cli import main
 from loopwright.cli.sweep import Optuna, mode_of
 from loopwright.cli.sweep.child import placed
 from loopwright.config import Sweep, load_config
-from loopwright.interfaces.configured.experiment import Experiment, load_for_use
+from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.run import Run
-from loopwright.run.best import load_weights as load_best
 from tests.cli.sweep.projects import write_project
 from tests.run.run_helpers import run_with
 
@@ -34,18 +32,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def as_json(capsys: pytest.CaptureFixture[str], *command: str) -> Any:
     assert main([*command, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
-
-
-def test_an_rmse_is_ranked_with_the_smallest_first(here, capsys):
-    run_with(here / "runs/good", rmse=[3.0, 1.0, 2.0])
-    run_with(here / "runs/bad", rmse=[9.0, 7.0, 8.0])
-    listed = as_json(capsys, "runs", "--metric", "rmse", "--sort", "metric")
-    assert [run["metric"] for run in listed] == [
-        {"name": "rmse", "value": 1.0, "epoch": 2, "mode": "min"},
-        {"name": "rmse", "value": 7.0, "epoch": 2, "mode": "min"},
-    ]
-    assert main(["show", "runs/good"]) == 0
-    assert "1 (min)" in capsys.readouterr().out
 
 
 def test_an_explicit_mode_reaches_every_report(here, capsys):
@@ -104,21 +90,6 @@ def test_runs_that_note_opposite_modes_are_not_sorted_together(here, capsys):
     assert main(["runs", "--metric", "foo", "--sort", "metric"]) == 2
     said = capsys.readouterr().err
     assert "others that larger values are" in said
-
-
-def test_one_rule_says_which_kept_model_is_the_best(here, capsys):
-    """Whatever came first or last: an evaluation's loss, here."""
-    series = {"test_loss": [1.0, 2.0, 3.0], "accuracy": [0.1, 0.9, 0.2], "eval_f1": [0.1, 0.2, 0.9]}
-    keeping = [BestModel(name) for name in ("accuracy", "eval_f1", "test_loss")]
-    weights = run_with(here / "runs/one", keeping, **series)[1].weights
-    assert torch.equal(load_best("runs/one", use="best")["weight"], weights[0])
-    model = nn.Linear(2, 1)
-    loading = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), progress="silent")
-    assert load_for_use(loading, here / "runs/one", "best").name.endswith("test_loss")
-    assert torch.equal(model.weight.detach(), weights[0])
-    assert main(["export", "runs/one", "--output", "one.safetensors"]) == 0
-    assert "test_loss 1), written" in capsys.readouterr().out
-    assert Run(here / "runs/one").main_metric == "test_loss"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from loopwright.callbacks import (
     ProgressDisplay,
     RunRecorder,
 )
-from loopwright.interfaces import adversarial, lifecycle, modular, simple
+from loopwright.interfaces import adversarial, lifecycle, modular
 from loopwright.profiling.instrument import part_of
 
 from .hand_clock import HandClock, SlowData, slow_trainer
@@ -112,27 +112,6 @@ def test_lifecycle_around_its_stages(capsys):
     hooks = [hook for pairs in trainer.callback_handler._hooks.values() for _, hook in pairs]
     assert len(hooks) == 1
     assert not hasattr(hooks[0], "untimed")
-
-
-def test_simple_around_its_epochs_with_files_and_functions(tmp_path):
-    def note(trainer, epoch, metrics):
-        sum(range(1000))
-
-    def run(name):
-        torch.manual_seed(1)
-        model = nn.Linear(6, 2)
-        trainer = simple.Trainer(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()
-        )
-        loader = DataLoader(DATA, 8, shuffle=True)
-        trainer.train(loader, 2, DataLoader(DATA, 16), save_dir=tmp_path / name, callbacks=[note])
-        return list(model.parameters())
-
-    with Profile(warmup=0) as profile:
-        weights = run("timed")
-    assert same(weights, run("plain"))
-    check(profile.report, 8, more={"evaluation", "checkpoints"})
-    assert "note" in profile.report.details("callbacks")
 
 
 class Pair(adversarial.Trainer):

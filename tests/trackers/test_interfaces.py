@@ -80,19 +80,6 @@ def test_simple_run_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path):
     assert [loss for (loss,) in epochs(path, "eval_loss")] == history["eval_loss"]
 
 
-def test_simple_epoch_of_a_users_own_is_tracked(tmp_path):
-    class Own(simple.Trainer):
-        def train_epoch(self, train_dataloader, eval_dataloader=None, epoch=0):
-            losses = [self.train_step(batch)["loss"] for batch in train_dataloader]
-            return {"train_loss": sum(losses) / len(losses), "mine": float(epoch)}
-
-    trainer = Own(*linear(), nn.functional.cross_entropy)
-    history = trainer.train(loader(), 2, callbacks=[CSV(tmp_path / "run.csv")])
-    assert epochs(tmp_path / "run.csv", "train_loss", "mine") == list(
-        zip(history["train_loss"], [0, 1], strict=True)
-    )
-
-
 # lifecycle
 
 
