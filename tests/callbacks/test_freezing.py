@@ -157,3 +157,8 @@ def test_a_crashed_run_freezes_and_unfreezes_exactly(tmp_path, points, after_upd
     assert trainable(trainer.model) == {
         name for name, _ in build_parts().named_parameters() if "head.2" not in name
     }
+
+
+def test_naming_nothing_is_refused():
+    with raises("nothing-to-freeze"):
+        Freeze([])

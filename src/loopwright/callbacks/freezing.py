@@ -43,6 +43,11 @@ class Freeze(Callback):
         norm_in_eval: bool = True,
     ) -> None:
         self.parts = (*([parts] if isinstance(parts, (str, nn.Module)) else parts), *more)
+        if not self.parts:
+            raise ConfigurationError(
+                "nothing-to-freeze",
+                "Freeze has no part to freeze: pass modules, names or patterns.",
+            )
         if until_epoch is not None:
             check_number("Freeze(until_epoch", until_epoch, least=0, of="epochs", otherwise="None")
         self.until_epoch = until_epoch

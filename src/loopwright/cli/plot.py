@@ -9,7 +9,6 @@ import argparse
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,6 @@ def plot_command(options: argparse.Namespace) -> int:
     if options.metric:
         groups = [[name] for name in options.metric]
     panels = [collect(names, group, is_chosen=bool(options.metric)) for group in groups]
-    for curves in panels:
-        check_drawable(curves, is_log=options.log)
     if options.text:
         width = min(shutil.get_terminal_size().columns, MOST_WIDE)
         console = Console(highlight=False, no_color=not has_colours(), width=width)
@@ -108,19 +105,6 @@ def curve_of(run: Run, name: str, points: int) -> MetricCurve:
     """A metric along the updates: of steps, where it was measured in steps."""
     level: Level = "step" if name in run.step_names else "epoch"
     return run.metrics.curve(name, level=level, x="update", points=points)
-
-
-def check_drawable(curves: Curves, *, is_log: bool) -> None:
-    """Refuse a panel that would be empty."""
-    for curve in curves.values():
-        for value in curve.mean:
-            if isfinite(value) and (value > 0 or not is_log):
-                return
-    needs = "finite and above 0, as --log needs" if is_log else "finite"
-    name = next(iter(curves.values())).name
-    raise ConfigurationError(
-        "nothing-to-draw", f"There is nothing to draw: no value of {name} is {needs}."
-    )
 
 
 # Pictures
