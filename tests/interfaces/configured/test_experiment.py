@@ -51,6 +51,7 @@ def test_evaluation_callbacks_run_once_on_a_finished_run(project):
     assert set(measured) == {"test_loss", "test_mse", "test_mae"}
     assert measured == run.evaluate()
     assert measured["test_loss"] == later.evaluate("test")["loss"]
+    assert later.ready("newest") is later.ready("newest")  # read once, however often it is asked
 
 
 # What a run file can say

@@ -95,6 +95,7 @@ class Experiment:
         self.name: str = config.get("name") or Path(config.place("")[0]).stem
         self.trainer: Any = None  # a BaseTrainer, from `build` on
         self._has_trained = False
+        self._reader: tuple[str, Any] = ("", None)  # a checkpoint, and a trainer with its weights
 
     @classmethod
     def from_config(cls, config: Config, *, progress: Display = "auto") -> Self:
@@ -186,8 +187,8 @@ class Experiment:
             return [move_to(output, torch.device("cpu")) for output in outputs]
 
     def ready(self, checkpoint: str | Path) -> Any:
-        """A trainer with the weights of the run, for use: the one that trained, or a new one that
-        loads a checkpoint."""
+        """A trainer with the weights of the run, for use: the one that trained, or one that loads a
+        checkpoint."""
         if self._has_trained and checkpoint == "newest":
             return self.trainer
         if self.run is None:
@@ -196,9 +197,11 @@ class Experiment:
                 "There is nothing to evaluate yet: call `train` first, or load an existing run "
                 "with Experiment.from_run(directory).",
             )
-        trainer = self._build()
-        load_for_use(trainer.engine, self.run, checkpoint)
-        return trainer
+        if self._reader[0] != str(checkpoint):
+            trainer = self._build()
+            load_for_use(trainer.engine, self.run, checkpoint)
+            self._reader = str(checkpoint), trainer
+        return self._reader[1]
 
     # Its objects
 
