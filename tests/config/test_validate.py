@@ -178,7 +178,6 @@ def test_an_exception_in_a_constructor_says_what_was_being_built(project):
             "is the text 'gleu'; expected relu or gelu.",
         ),
         ("+model.sizes=[1, x]", "model.sizes.1", "expected a whole number"),
-        ("+model.names={a: b}", "model.names.a", "expected a whole number"),
         ("+model.options={rate: 1, nam: x}", "model.options.nam", "did you mean name?"),
         ("+model.options={rate: 1, kind: mine.Net}", "model.options.kind", "is not a mine.Options"),
         ("+model.layer=mine.Points", "model.layer", "is not a torch.nn.Module"),
@@ -210,16 +209,6 @@ def test_an_exception_in_a_constructor_says_what_was_being_built(project):
             "trainer.callbacks.0.kind=EarlyStoping",
             "trainer.callbacks.0.kind",
             "did you mean EarlyStopping?",
-        ),
-        (
-            "trainer.callbacks.0.patience=x",
-            "trainer.callbacks.0.patience",
-            "expected a whole number",
-        ),
-        (
-            "trainer.callbacks.1.kind=mine.Net",
-            "trainer.callbacks.1.kind",
-            "is not a loopwright.Callback",
         ),
         ("+seeed=1", "seeed", "did you mean seed?"),
         ("seed=x", "seed", "expected a whole number or null"),
@@ -269,13 +258,6 @@ def test_two_projects_with_modules_of_the_same_name_do_not_mix(project):
     assert (first.n, second.size, third.n) == (32, 7, 32)
 
 
-def mistakes_without_import(project, *overrides):
-    return {
-        problem.key: problem.message
-        for problem in check(load_config(project.file, overrides), SCHEMA)
-    }
-
-
 def test_an_unknown_key_inside_a_pydantic_field_is_reported_too(project):
     found = mistakes(project, "+trainer.warmup={steps: 3, lenght: 2}", "+trainer.choice={rate: x}")
     assert set(found) == {"trainer.warmup.lenght", "trainer.choice.rate"}
@@ -307,9 +289,7 @@ def test_an_argument_whose_default_is_a_layer_takes_layers(project):
     ("text", "kind"), [("null", type(None)), ("Tanh", nn.Tanh), ("{kind: Tanh}", nn.Tanh)]
 )
 def test_a_place_in_a_pydantic_field_takes_its_kind_or_its_default(project, text, kind):
+    found = mistakes(project, "+trainer.helper=mine.Points")
+    assert "is not a torch.nn.Module" in found["trainer.helper.kind"]
     config = load_config(project.file, [f"+trainer.helper={text}"])
     assert type(build(config.at("trainer"), TRAINER).config.helper) is kind
-    assert (
-        "is not a torch.nn.Module"
-        in mistakes_without_import(project, "+trainer.helper=mine.Points")["trainer.helper.kind"]
-    )

@@ -170,17 +170,9 @@ def generated_paths() -> list[str]:
     ]
     found += [f"/api/media/first/{number}" for number in (0, -1, 10**30, "1.5", "x", "1/2")]
     found += [f"/api/log/first?last={number}" for number in numbers]
-    found += [
-        f"/api/live?run=first&cursor={cursor}&since="
-        for cursor in ("1.2", "x", "9" * 400, "-1.0.0.0.0.0")
-    ]
-    found += [
-        "/api/live?since=x",
-        f"/api/live?{'run=first%2Fa&' * 300}",
-        "/api/curves",
-        "/api/compare",
-        "/api/csv",
-    ]
+    cursors = ("1.2", "x", "9" * 400, "-1.0.0.0.0.0")
+    found += [f"/api/live?run=first&cursor={cursor}" for cursor in cursors]
+    found += [f"/api/live?{'run=first%2Fa&' * 300}", "/api/curves", "/api/compare", "/api/csv"]
     return [path.replace("\\", "%5c") for path in found]
 
 

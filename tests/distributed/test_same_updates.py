@@ -83,8 +83,5 @@ def test_a_process_that_updates_once_more_than_the_others_is_an_error(
 ) -> None:
     results = run_ranks(differ, 2, Repeating, settings)
     # the first process was in its next step already
-    assert [update for update, _ in results] == [
-        3,
-        2,
-    ]
+    assert [update for update, _ in results] == [3, 2]
     assert all("do not make the same updates" in said for _, said in results)

@@ -106,16 +106,17 @@ def test_modes_are_restored_after_an_evaluation_nested_in_training(points):
     assert_same_model(ours, theirs)
 
 
+class Switching(torch.optim.SGD):
+    log: list[str] = []
+
+    def train(self):
+        self.log.append("train")
+
+    def eval(self):
+        self.log.append("eval")
+
+
 def test_optimizers_that_have_modes_are_switched_with_the_models(points):
-    class Switching(torch.optim.SGD):
-        log: list[str] = []
-
-        def train(self):
-            self.log.append("train")
-
-        def eval(self):
-            self.log.append("eval")
-
     net = build_linear()
     Switching.log.clear()
     Trainer(net, Switching(net.parameters(), 0.1), cross_entropy, progress="silent").train(
@@ -125,17 +126,9 @@ def test_optimizers_that_have_modes_are_switched_with_the_models(points):
 
 
 def test_an_evaluation_inside_another_leaves_the_modes_of_optimizers_alone():
-    class Switching(torch.optim.SGD):
-        log: list[str] = []
-
-        def train(self):
-            self.log.append("train")
-
-        def eval(self):
-            self.log.append("eval")
-
     net = build_linear()
     optimizer = Switching(net.parameters(), 0.1)
+    Switching.log.clear()
     with evaluating([net], [optimizer]):
         with evaluating([net], [optimizer]):
             pass
