@@ -71,8 +71,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
         "number",
         "early_stopping_patience=0",
     ),
-    "a callback that was called": (lambda: train(callbacks=[None]), "epoch-callback", "None"),
-    "a callback's class": (lambda: train(callbacks=[Log]), "epoch-callback", "Log"),
+    "a callback that was called": (lambda: train(callbacks=[None]), "call-arguments", "None"),
+    "a callback's class": (lambda: train(callbacks=[Log]), "call-arguments", "Log"),
     "train_step without a result": (
         lambda: train(returning(None, "train_step")),
         "metrics-not-numbers",

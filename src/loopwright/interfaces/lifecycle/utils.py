@@ -176,15 +176,12 @@ class Accelerator:
     def autocast(self) -> AbstractContextManager[Any]:
         return self._trainer._runtime.autocast
 
-    def no_sync(self, model: Any = None) -> AbstractContextManager[None]:
-        """Gradients are averaged once an update in any case."""
+    def no_sync(self, *models: Any, **options: Any) -> AbstractContextManager[None]:
+        """Gradients are averaged once an update, and processes take the same number of rounds, in
+        any case."""
         return nullcontext()
 
-    def join_uneven_inputs(
-        self, models: Any, even_batches: bool | None = None
-    ) -> AbstractContextManager[None]:
-        """Processes take the same number of rounds in any case."""
-        return nullcontext()
+    join_uneven_inputs = no_sync
 
     def backward(self, loss: Tensor) -> None:
         self._trainer._core.gradients.compute(loss)

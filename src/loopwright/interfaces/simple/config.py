@@ -87,10 +87,8 @@ class TrainingSettings:
     def build_optimizer(self, params: Iterable[Any]) -> Optimizer:
         """Return the default optimizer."""
         given = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
-        options: dict[str, Any] = {
-            name: value for name, value in given.items() if value is not None
-        }
-        return torch.optim.AdamW(params, **options)
+        options = {name: value for name, value in given.items() if value is not None}
+        return torch.optim.AdamW(params, **options)  # type: ignore[arg-type]
 
     def settle_weight_decay(self, optimizer: Optimizer) -> str | None:
         """Give the weight decay to groups without one of their own; the line that says to how many.

@@ -420,12 +420,11 @@ class SimpleCore(InterfaceCore):
         what = f"saved; call load_checkpoint({saved!r}) and train to continue"
         if saved is None:
             what = "nothing was saved, because train was called without save_dir"
-        epoch = self.progress.epoch
-        when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
-        line = f"{self.run.stopping.signals.name} {when}: {what}."
+        signals = self.run.stopping.signals
+        line = f"{signals.name} after update {self.progress.update}: {what}."
         if not is_notebook():  # which shows the line of the exception
             self.run.say(line)
-        raise interruption(self.run.stopping.signals.exit_code, line)
+        raise interruption(signals.exit_code, line)
 
     def on_update_end(self) -> None:
         if self.run.stopping.signals.take_save() and self._save is not None:

@@ -77,14 +77,8 @@ class EpochEnds:
             core = self.core
             return lambda epoch, metrics: tracker.log_epoch(core, core.progress.epoch, metrics)
         name = getattr(callback, "__name__", type(callback).__name__)
-        if not callable(callback) or isinstance(callback, type):
-            raise ConfigurationError(
-                "epoch-callback",
-                f"callbacks has {callback!r}, which is neither a function of (trainer, epoch, "
-                "metrics) nor a tracker: pass callbacks=[log], not callbacks=[log()], and objects, "
-                "not classes.",
-            )
-        check_arguments(callback, ("trainer", "epoch", "metrics"), f"Callback {name}")
+        advice = " Pass callbacks=[log], not callbacks=[log()], and objects, not classes."
+        check_arguments(callback, ("trainer", "epoch", "metrics"), f"Callback {name}", advice)
         return named_hook(callback, f"callback {name}", self.trainer)
 
     @property
