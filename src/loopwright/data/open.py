@@ -25,7 +25,7 @@ from torch.utils.data import (
 from .._torch_compat import iterates_as_torch
 from ..errors import ConfigurationError, check_number
 from .columns import check_list, from_columns, is_frame, refuse
-from .fetch import Collate, Fetcher, LocalSource, is_deterministic
+from .fetch import Collate, Fetcher, LocalSource, fetches_batches, is_deterministic
 from .indexed import IndexedStream, Position, TensorStream, is_tensor_data
 from .iterated import Batching, IteratedStream, SequenceStream
 from .order import BatchPlan, Order, SequentialOrder, ShuffledOrder, order_of
@@ -46,11 +46,6 @@ NO_DATA = nn.Module | Optimizer | str | bytes | PurePath | type | int | float
 class _MapStyle(Protocol):
     def __getitem__(self, index: Any) -> Any: ...
     def __len__(self) -> int: ...
-
-
-@runtime_checkable
-class _FetchesBatches(Protocol):
-    def __getitems__(self, indices: Any) -> Any: ...
 
 
 def open_stream(
@@ -148,13 +143,9 @@ def is_samples(data: Any, batch_size: int | None) -> bool:
         return True
     if is_frame(data) or not isinstance(data, _MapStyle):
         return False
-    if isinstance(data, Sequence):
+    if batch_size is not None or isinstance(data, Sequence):
         return batch_size is not None
-    return (
-        batch_size is not None
-        or isinstance(data, _FetchesBatches)
-        or not isinstance(data, Iterable)
-    )
+    return fetches_batches(data) or not isinstance(data, Iterable)
 
 
 def _check_batches(data: Any, batch_size: int | None, collate_fn: object) -> None:

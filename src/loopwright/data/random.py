@@ -186,8 +186,13 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: dict[str, Any]) -> None:
     """Restore a state from `rng_state`; devices that do not exist any more are skipped."""
     _default.set_state(state["torch"])
-    _set_numpy_state(state["numpy"])
-    _set_python_state(state["python"])
+    numpy = state["numpy"]
+    keys = numpy["keys"].numpy().astype("uint32")
+    numpy_random().set_state(
+        (numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["gauss"])
+    )
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     if "cuda" in state and torch.cuda.is_available():
         for device, device_state in zip(
             range(torch.cuda.device_count()), state["cuda"], strict=False
@@ -217,21 +222,9 @@ def _numpy_state() -> dict[str, Any]:
     }
 
 
-def _set_numpy_state(state: dict[str, Any]) -> None:
-    keys = state["keys"].numpy().astype("uint32")
-    position = state["position"]
-    has_gauss = state["has_gauss"]
-    gauss = state["gauss"]
-    numpy_random().set_state((state["kind"], keys, position, has_gauss, gauss))
-
-
 def _python_state() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     return {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss}
-
-
-def _set_python_state(state: dict[str, Any]) -> None:
-    random.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))
 
 
 Result = TypeVar("Result")
