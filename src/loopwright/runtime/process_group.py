@@ -386,7 +386,8 @@ def _all_gather(sent: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 def _exchange(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Every rank's tensor, from device to device; as bytes, since not every backend knows every
     dtype."""
-    own = rows.contiguous().view(-1).view(torch.uint8)
+    # not `contiguous`, which leaves the strides of a single row as they are
+    own = rows.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
     sizes = [prod(shape) * rows.element_size() for shape in shapes]
     if not max(sizes):
         return [rows.new_empty(shape) for shape in shapes]
