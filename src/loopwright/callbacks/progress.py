@@ -183,9 +183,11 @@ class ProgressDisplay(Callback):
         done = done_of(trainer, with_time=True)
         run = None
         if done is not None:
+            left = self._left.of_run(trainer)
             if evaluation is not None:
+                left = None if done == 1.0 else left  # the bar of the evaluation says it
                 done = min(done, 0.99)  # it is not over before its last evaluation
-            run = Bar("run", f"{done:.0%}", done, _left_text(self._left.of_run(trainer)))
+            run = Bar("run", f"{done:.0%}", done, _left_text(left))
         return Moment(
             self._epoch_bar(trainer),
             None if evaluation is None else evaluation.bar(),
@@ -499,8 +501,6 @@ class TimeLeft:
         limit = trainer.run.call.limits.seconds
         known = [] if limit is None else [max(limit - trainer.progress.seconds, 0.0)]
         done = done_of(trainer)
-        if done == 1.0:  # only the last evaluation is left
-            return None
         if done is not None and done > self._start:
             now = _clock(trainer) - self._began
             # of data without a length, the fraction changes at the ends of epochs only
