@@ -21,7 +21,7 @@ PACKAGES = (
         f"loopwright.{name}"
         for name in ("callbacks", "checkpoint", "config", "debug", "initializers", "losses")
     ),
-    *(f"loopwright.{name}" for name in ("metrics", "run", "scaling", "schedules", "tuning")),
+    *(f"loopwright.{name}" for name in ("metrics", "run", "schedules", "tuning")),
 )
 INTERFACES = (
     "loopwright.interfaces.simple.Trainer",

@@ -230,7 +230,6 @@ def test_public_packages_need_no_import_of_their_own():
         "initializers",
         "losses",
         "metrics",
-        "scaling",
         "schedules",
         "trackers",
         "tuning",

@@ -16,7 +16,6 @@ PACKAGES = (
     "trackers",
     "tuning",
     "debug",
-    "scaling",
 )
 
 

@@ -95,7 +95,6 @@ _PACKAGES = {
     "initializers",
     "losses",
     "metrics",
-    "scaling",
     "schedules",
     "trackers",
     "tuning",

@@ -34,6 +34,12 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "report": (["report", "last~1", "last", "-o", "two.html"], 0, r"two\.html: 2 runs, \d"),
     "diff": (["diff", "last~1", "last"], 1, r"model\.width: 64 -> 8"),
     "diff of the last two": (["diff"], 1, r"model\.width: 64 -> 8"),
+    "query": (
+        ["query", "last", "SELECT count(*) AS rows, max(step) AS steps FROM metrics"],
+        0,
+        r"rows +steps",
+    ),
+    "query of the last run": (["query", "SELECT max(epoch) AS epochs FROM epochs"], 0, "epochs"),
     "plot of the loss": (["plot"], 0, r"loss, test_loss of second: loss\.png"),
     "plot": (["plot", "last", "last~1", "--metric", "loss", "-o", "curve.png"], 0, r"curve\.png"),
     "plot in text": (["plot", "last", "--metric", "loss", "--text"], 0, r"loss"),
@@ -48,7 +54,6 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
         0,
         r"current settings",
     ),
-    "scale": (["scale", "run.yaml", "--devices", "16"], 0, r"HSDP"),
     "doctor": (["doctor"], 0, r"versions"),
 }
 SERVING = {"ui"}  # goes on until Ctrl-C: tests/cli/test_ui.py

@@ -406,31 +406,6 @@ def _tune(parser: ArgumentParser) -> None:
     add(parser, "--json", "print all measurements and the suggestion as JSON")
 
 
-@command("scale", "scale.scale_command")
-def _scale(parser: ArgumentParser) -> None:
-    """Compute the memory and communication of each strategy.
-
-    For the model, optimizer and settings of a run file: the bytes of parameters, gradients,
-    optimizer and buffers on each device, and the bytes that it sends in an update, with DDP, FSDP2
-    and HSDP (copies of the model between nodes, shards inside a node). The figures are exact;
-    activations come on top. Nothing is trained.
-
-    examples:
-      loopwright scale run.yaml
-      loopwright scale run.yaml model.width=4096 --devices 16,64 --json
-    """
-    add_config(parser)
-    add(
-        parser,
-        "--devices N,N",
-        "numbers of devices (default: 2,8,64)",
-        type=numbers,
-        default=[2, 8, 64],
-    )
-    add(parser, "--per-node N", "devices in a node (default: 8)", default=8)
-    add(parser, "--json", "print JSON: every figure with all collectives")
-
-
 @command("ui", "ui.ui_command")
 def _ui(parser: ArgumentParser) -> None:
     """Show runs in the browser while they train.
@@ -643,6 +618,21 @@ def _plot(parser: ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     add(where, "-o --output FILE", "a .png, .svg, .pdf file (default: the metric's name and .png)")
     add(where, "--text", "draw in the terminal instead")
+
+
+@command("query", "query.query_command")
+def _query(parser: ArgumentParser) -> None:
+    """Query the metrics of a run with SQL.
+
+    Queries only read, also while the run is training. NaN is NULL.
+
+    examples:
+      loopwright query "SELECT name, min(value) FROM epochs GROUP BY name"
+      loopwright query runs/first "SELECT * FROM epochs WHERE name = 'loss'" --json
+    """
+    add_run(parser, "run_name")
+    add(parser, "sql SQL", "one SELECT statement over metrics, epochs, events, media and others")
+    add(parser, "--json", "print a JSON list with one object per row")
 
 
 @command("export", "export.export_command")
