@@ -18,8 +18,8 @@ from .training import start
 
 STEPS = 32  # of an epoch
 POINTS = """(plot, least) => {
-    const line = plot.data.find((trace) => trace.line?.dash === "solid");
-    return line !== undefined && line.x.filter((x) => x !== null).length >= least;
+    const lines = plot.data.filter((trace) => trace.line?.dash === "solid");
+    return lines.some((line) => line.x.filter((x) => x !== null).length >= least);
 }"""
 
 

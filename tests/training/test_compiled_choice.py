@@ -224,7 +224,7 @@ class Sparse(nn.Module):
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"kind": OwnStep}, "`train_step` is overridden .* override `forward` and `compute_loss`"),
+        ({"kind": OwnStep}, "`train_step` is overridden.* override `forward` and `compute_loss`"),
         ({"kind": OwnUpdate}, r"is overridden"),
         ({"kind": Reading}, "torch cannot trace it"),
         ({"model": Counting}, "compiled again in every step: .* such as a counter"),

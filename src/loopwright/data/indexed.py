@@ -353,8 +353,7 @@ class TensorStream(PositionedStream):
             tensors, order = _resolve(self._dataset, order)
             if isinstance(order, range):
                 return partial(copies, tensors)
-            rows = [tensor.index_select for tensor in tensors]
-            return partial(selections, lambda indices: [of(0, indices) for of in rows], order)
+            return partial(rows, tensors, order)
         from .columnar import columns_of
 
         columns = columns_of(self._dataset)
@@ -407,6 +406,25 @@ def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
 
 def _pinned(batch: Batch) -> Batch:
     return Batch(pin_memory(batch.value), batch.size, batch.total)
+
+
+def rows(
+    tensors: tuple[Tensor, ...],
+    order: Tensor,
+    span: tuple[int, int],
+    batch_size: int,
+    shard: Shard | None,
+) -> Iterator[Batch]:
+    """Yield the batches of some rows of tensors, selected by index; `selections` would cost a call
+    more in each step."""
+    select = [tensor.index_select for tensor in tensors]
+    if shard is not None:
+        yield from selections(
+            lambda indices: [of(0, indices) for of in select], order, span, batch_size, shard
+        )
+        return
+    for indices in _split(order, span, batch_size):
+        yield Batch([of(0, indices) for of in select], indices.shape[0])
 
 
 def selections(
